@@ -1,0 +1,33 @@
+PYTHON ?= python3
+BIN = .venv/bin
+READY = .venv/.ready
+
+.PHONY: demo test slow benchmark docs format
+
+demo: $(READY)
+	$(BIN)/python examples/queue.py
+
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+slow: $(READY)
+	$(BIN)/pytest -m slow
+
+benchmark: $(READY)
+	$(BIN)/python -m benchmarks.foundation $(TASK)
+
+docs: $(READY)
+	$(BIN)/pip install --quiet -e '.[docs]'
+	$(BIN)/sphinx-build --quiet -W docs docs/_build
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $(READY)

@@ -1,0 +1,26 @@
+"""Simulation-based inference for NumPyro by Langevin dynamics on a structured likelihood score."""
+
+from numpyro_sls import models
+from numpyro_sls.debias import Debias
+from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.langevin import SLSLangevin, SLSLangevinState
+from numpyro_sls.localization import Localization
+from numpyro_sls.model import Simulated
+from numpyro_sls.networks import MLPScore, SeparablePotential
+from numpyro_sls.training import Training
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SLS",
+    "Debias",
+    "Localization",
+    "MLPScore",
+    "SLSFit",
+    "SLSLangevin",
+    "SLSLangevinState",
+    "SeparablePotential",
+    "Simulated",
+    "Training",
+    "models",
+]

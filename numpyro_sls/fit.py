@@ -1,0 +1,252 @@
+"""``SLS(model).run(rng_key, x) -> SLSFit``: trace, localize, learn the score of one unit, debias it, sum it over the data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+import hashlib
+import warnings
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jaxtyping import Float
+import numpy as np
+from numpyro.util import find_stack_level
+
+from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
+from numpyro_sls.joint import JointValidity, joint_validity
+from numpyro_sls.learning import INFORMATION_UNITS, Learner
+from numpyro_sls.localization import Localization, Localized, localize
+from numpyro_sls.model import trace_model
+from numpyro_sls.networks import Network, SeparablePotential
+from numpyro_sls.objectives import TARGETS
+from numpyro_sls.proposal import Proposal, default_kappa, worth_units
+from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore
+from numpyro_sls.simulate import Simulations, Simulator
+from numpyro_sls.training import LossCurve, Training, progress
+from numpyro_sls.units import Units, make_units
+
+__all__ = ["SLS", "SLSFit"]
+
+
+@dataclass(frozen=True, eq=False)
+class SLSFit:
+    """A learned score: what was found, what it cost, and the posterior that it gives for the data.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> from jax import random
+    >>> from numpyro_sls import SLS, Simulated, Training
+    >>> def model(x):
+    ...     loc = numpyro.sample("loc", dist.Normal(0, 3))
+    ...     with numpyro.plate("units", x.shape[0]):
+    ...         z = numpyro.sample("z", dist.Normal())
+    ...         numpyro.sample("x", Simulated(loc + z), obs=x)
+    >>> x = 1 + random.normal(random.key(1), (50,))
+    >>> fit = SLS(model, training=Training(num_simulations=50_000)).run(random.key(0), x, progress_bar=False)
+    >>> fit.score(jnp.array([0.0]), x[:2, None]).shape
+    (2, 1)
+    """
+
+    sls: "SLS"
+    units: Units
+    proposal: Proposal
+    posterior: PosteriorScore
+    data: DataTerms
+    digest: str  # of the data
+    localized: Localized | None
+    joint: JointValidity
+    local_mean: LocalMean
+    simulations: dict[str, Simulations]
+    curves: dict[str, LossCurve]
+    learner: Learner
+
+    def score(self, theta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
+        """Likelihood score of each unit at theta (flat, unconstrained), debiased."""
+        learned, unit, data = self.posterior.learned, self.posterior.unit, self.data
+        eta = unit.proposal.whiten(theta)
+        local = data.inverse.T @ (data.offset + data.slope @ (data.inverse @ (eta - data.centre)))
+        return (learned.units(unit, eta, x) - local) @ unit.proposal.inverse
+
+    def potential_fn(self, *model_args, **model_kwargs) -> Callable[[dict[str, Array]], Array]:
+        """The learned negative log posterior of a data set, a function of the unconstrained sites, for NUTS and HMC."""
+        if not self.posterior.learned.network.has_potential:
+            raise ValueError(
+                f"{type(self.posterior.learned.network).__name__} has a score but no potential. Fit with network=SeparablePotential(), or sample with SLSLangevin(fit)."
+            )
+        data = self.condition(*model_args, **model_kwargs)
+        return lambda z: self.posterior.potential(self.units.parameters.flatten(z), data)
+
+    def condition(self, *model_args, **model_kwargs) -> DataTerms:
+        """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew."""
+        traced = self.sls.trace(model_args, model_kwargs)
+        units = make_units(traced, self.units.layout)
+        x = units.observed()
+        if digest(x) == self.digest:
+            return self.data
+        if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
+            raise ValueError(
+                f"The fit knows units of {self.posterior.unit.standardizer.centre.shape[0]} numbers, covariates included; these data have {x.shape[1]}."
+            )
+        key = jax.random.key(int(digest(x)[:8], 16))
+        data, _, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
+        return data
+
+
+@dataclass(frozen=True, eq=False)
+class SLS:
+    """Learn the structured likelihood score of a NumPyro model from its own simulations.
+
+    :param model: a NumPyro model, its data passed as ``obs=`` inside a plate.
+    :param params: names of the parameter sites; None: the latent sites outside the plate of the data.
+    :param unit_plate: name of the plate whose rows are the units; None: the outermost around all observed sites.
+    :param units: "plate", or "whole" to treat the data set as one unit.
+    :param target: what is trained on: "blend", "joint" or "implicit".
+    :param network: `SeparablePotential` or `MLPScore`.
+    :param kappa: how many units the training proposal is worth; None: from the budget.
+
+    **Example:**
+
+    >>> from numpyro_sls import SLS, Training
+    >>> from numpyro_sls.models import queue
+    >>> sls = SLS(queue.model, training=Training(num_simulations=1_000_000))
+    >>> fit = sls.run(random.key(0), x)  # doctest: +SKIP
+    """
+
+    model: Callable
+    params: Sequence[str] | None = None
+    unit_plate: str | None = None
+    units: str = "plate"
+    target: str = "blend"
+    network: Network = SeparablePotential()
+    localization: Localization | None = Localization()
+    training: Training = Training()
+    debias: Debias = Debias()
+    kappa: float | None = None
+
+    def __post_init__(self):
+        if not callable(self.model):
+            raise TypeError(f"SLS takes a NumPyro model, a function; got {type(self.model).__name__}.")
+        if self.target not in TARGETS:
+            raise ValueError(f"target={self.target!r} is not known; use one of {TARGETS}.")
+        if self.kappa is not None and not self.kappa > 0:
+            raise ValueError(f"kappa={self.kappa} must be positive.")
+
+    def trace(self, model_args: tuple, model_kwargs: dict):
+        return trace_model(self.model, model_args, model_kwargs, params=self.params, unit_plate=self.unit_plate, units=self.units)
+
+    def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
+        """Fit the score for these data; everything random follows from the key."""
+        show = progress(progress_bar)
+        units = make_units(self.trace(model_args, model_kwargs))
+        simulator, observed = Simulator(units), units.observed()
+        if units.traced.tractable:
+            _warn(
+                "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
+            )
+        budget = _split_budget(self.training, self.debias)
+        keys = iter(jax.random.split(rng_key, 8))
+
+        prior_centre, prior_covariance = _prior_moments(next(keys), units)
+        localized = self._localize(next(keys), simulator, observed, prior_covariance, show)
+        centre = prior_centre if localized is None else localized.centre
+        information = jnp.zeros_like(prior_covariance) if localized is None else jnp.linalg.inv(localized.unit_covariance)
+        everywhere = np.ones(len(prior_centre), bool)
+        first = worth_units(centre, prior_covariance, information, 1.0, everywhere)
+        joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
+        _warn_of_joint(joint, units.parameters.labels)
+
+        learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior_centre), self.debias.width))
+        learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
+        proposal, curves = self._centre(next(keys), learner, observed, centre, prior_covariance, information, budget["first rounds"])
+        unit, curves["training"] = learner.score(next(keys), proposal, budget["training"], "training")
+        key_mean, key_local = jax.random.split(next(keys))
+        unit, curves["debiasing"] = learner.mean(key_mean, unit, budget["debiasing"])
+
+        posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
+        data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
+        _warn_of_region(mode, units.parameters.labels)
+        if progress_bar:
+            print(simulator.report())
+        return SLSFit(self, units, proposal, posterior, data, digest(observed), localized, joint, found, simulator.spent, curves, learner)
+
+    def _localize(self, rng_key, simulator: Simulator, observed, prior_covariance, show: bool) -> Localized | None:
+        if self.localization is None:
+            return None
+        units = simulator.units
+        prior_sd = jnp.sqrt(jnp.diag(prior_covariance))
+        localized = localize(rng_key, units.simulate_x, units.parameters.sample_prior, observed, prior_sd, self.localization, show)
+        simulator.count("localization", localized.num_simulated)
+        return localized
+
+    def _centre(
+        self, rng_key, learner: Learner, observed, centre, prior_covariance, information, budget: int
+    ) -> tuple[Proposal, dict[str, LossCurve]]:
+        """Short rounds under wide proposals: learn one unit's information, and re-centre until the mode stays put."""
+        curves = {}
+        kappa = self.kappa or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0])
+        for i in range(NUM_ROUNDS):
+            key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
+            stage = f"round {i + 1}"
+            proposal = worth_units(centre, prior_covariance, information, kappa, learner.joint_valid)
+            each = budget // NUM_ROUNDS
+            unit, curves[stage] = learner.score(key_train, proposal, each * 3 // 4, stage)
+            _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4 - INFORMATION_UNITS)
+            eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
+            centre = proposal.unwhiten(eta)
+            information = learner.information(key_information, unit, eta, stage)
+            if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim) and i > 0:
+                break
+        return worth_units(centre, prior_covariance, information, kappa, learner.joint_valid), curves
+
+
+DEFAULT_BUDGET = {"first rounds": 1_500_000, "training": 4_000_000, "debiasing": 600_000}
+NUM_ROUNDS = 3
+MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
+
+
+def digest(x: Float[Array, "n p"]) -> str:
+    """A fingerprint of the data, to know them again."""
+    return hashlib.blake2b(np.ascontiguousarray(x).tobytes() + str(x.shape).encode(), digest_size=16).hexdigest()
+
+
+def _prior_moments(rng_key: Array, units: Units) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """Median and covariance of the prior in unconstrained space, the draws pulled in to five robust sds."""
+    draws = np.asarray(jax.jit(jax.vmap(units.parameters.sample_prior))(jax.random.split(rng_key, 4000)))
+    low, centre, high = np.nanquantile(draws, [0.25, 0.5, 0.75], axis=0)
+    sd = np.maximum((high - low) / 1.35, 1e-6)
+    pulled = np.clip(np.nan_to_num(draws, nan=0.0), centre - 5 * sd, centre + 5 * sd)
+    covariance = np.atleast_2d(np.cov(pulled.T))
+    return jnp.asarray(centre), jnp.asarray(covariance + 1e-9 * np.diag(sd**2))
+
+
+def _split_budget(training: Training, debias: Debias) -> dict[str, int]:
+    """How many units each stage may simulate."""
+    total = training.num_simulations
+    if total is None:
+        return {**DEFAULT_BUDGET, "debiasing near the posterior": debias.max_simulations}
+    shares = {"first rounds": 0.2, "training": 0.5, "debiasing": 0.15, "debiasing near the posterior": 0.15}
+    return {stage: int(share * total) for stage, share in shares.items()}
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=find_stack_level())
+
+
+def _warn_of_joint(joint: JointValidity, labels: list[str]) -> None:
+    failed = [label for label, bad in zip(labels, joint.fails_mean_zero, strict=True) if bad]
+    if failed:
+        _warn(f"The traced joint score does not have mean zero in {failed}; these coordinates are learnt from the implicit target instead.")
+
+
+def _warn_of_region(mode: Mode, labels: list[str]) -> None:
+    eta = np.asarray(mode.eta)
+    if not np.linalg.norm(eta) < np.sqrt(len(eta)) + 2:
+        _warn(
+            f"The mode of the posterior is {np.linalg.norm(eta):.1f} sds from the centre of the training region: the posterior is not to be trusted. "
+            "Widen the region with a smaller kappa=, or search longer with localization=Localization(num_rounds=20)."
+        )
+    elif not float(mode.gap) < 0.1:
+        _warn(
+            f"No mode of the posterior was found inside the training region (the last Newton step was {float(mode.gap):.2g} posterior sds): check the posterior before use."
+        )

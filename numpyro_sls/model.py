@@ -1,0 +1,435 @@
+"""One trace of a NumPyro model: its parameters, nuisances, observations and unit plate, and how to run it for any units."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+import zlib
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+import numpy as np
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+from numpyro.primitives import _PYRO_STACK, Messenger, plate
+
+__all__ = ["ModelRun", "Simulated", "TracedModel", "trace_model"]
+
+
+class Simulated(dist.Distribution):
+    """An observation that can be simulated but has no density.
+
+    :param value: what the simulator produced, batch dimensions first.
+    :param event_dim: how many dimensions on the right make one event.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_sls import Simulated
+    >>> d = Simulated(jnp.zeros((100, 5)), event_dim=1)
+    >>> d.batch_shape, d.event_shape
+    ((100,), (5,))
+    """
+
+    arg_constraints = {"value": constraints.dependent(is_discrete=False)}
+    reparametrized_params = ["value"]
+
+    def __init__(self, value: ArrayLike, event_dim: int = 0, *, validate_args: bool | None = None):
+        shape = jnp.shape(value)
+        if not 0 <= event_dim <= len(shape):
+            raise ValueError(
+                f"Simulated got a value of shape {shape} and event_dim={event_dim}; event_dim must lie between 0 and {len(shape)}."
+            )
+        self.value = value
+        cut = len(shape) - event_dim
+        super().__init__(shape[:cut], shape[cut:], validate_args=validate_args)
+
+    @constraints.dependent_property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jnp.broadcast_to(self.value, sample_shape + self.batch_shape + self.event_shape)
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        raise NotImplementedError(
+            "Simulated has no density, so NUTS, SVI and other likelihood-based methods cannot use it. "
+            "Use MCMC(SLSLangevin(model), ...), which learns the score of the likelihood from simulations."
+        )
+
+
+class ModelRun(NamedTuple):
+    """What one run of the model for m units gives; whatever is not used is dropped by the compiler."""
+
+    params: dict[str, Array]
+    unconstrained: dict[str, Array]
+    log_prior: Array
+    values: dict[str, Array]
+    features: Array  # (m, p): the observed sites of each unit, side by side
+    log_density: Array  # (m,): log p(x, z | theta) over the sites that have a density
+    deterministics: dict[str, Array]
+    anchors: list[Array]  # the joint score is valid where none of these moves with theta
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModel:
+    """A model with the roles of its sites, read off one trace."""
+
+    model: Callable
+    model_args: tuple
+    model_kwargs: dict
+    parameters: tuple[str, ...]
+    nuisances: tuple[str, ...]
+    observations: tuple[str, ...]
+    deterministics: tuple[str, ...]
+    unit_plate: str | None  # None: the whole data set is one unit
+    plate_dim: int
+    num_units: int
+    num_simulated: int  # observed sites without a density
+
+    @property
+    def tractable(self) -> bool:
+        """Whether the likelihood can be written down, so that NUTS would do."""
+        return not self.nuisances and self.num_simulated == 0
+
+    def run(
+        self,
+        rng_key: Array,
+        indices: Array,
+        unconstrained: Mapping[str, Array] | None = None,
+        values: Mapping[str, Array] | None = None,
+    ) -> ModelRun:
+        """Run the model for the units at ``indices``, with the given parameters (else prior draws) and site values."""
+        handler = _Run(self.model, self, rng_key, indices, unconstrained, values)
+        trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
+        return _summarize(self, trace, indices.shape[0], unconstrained or {})
+
+    def observed(self) -> Array:
+        """The data, one row a unit."""
+        handler = _Run(self.model, self, jax.random.key(0), jnp.arange(max(self.num_units, 1)), None, None, free=False)
+        trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
+        return _features(self, trace, self.num_units)
+
+
+def trace_model(
+    model: Callable,
+    model_args: tuple = (),
+    model_kwargs: Mapping[str, Any] | None = None,
+    *,
+    params: Sequence[str] | None = None,
+    unit_plate: str | None = None,
+    units: str = "plate",
+) -> TracedModel:
+    """Trace the model once on its data and find the role of every site."""
+    if units not in ("plate", "whole"):
+        raise ValueError(f"units={units!r} is not known; use units='plate' (one term of the score per row of the plate) or units='whole'.")
+    kwargs = dict(model_kwargs or {})
+    with handlers.seed(rng_seed=0), handlers.trace() as trace, _FullPlates():
+        model(*model_args, **kwargs)
+    observed = {k: s for k, s in trace.items() if s["type"] == "sample" and s["is_observed"] and not _is_factor(s)}
+    latent = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    if not observed:
+        raise ValueError(
+            "The model has no observed site: nothing was passed as obs=. Pass the data to the model, "
+            "numpyro.sample('x', ..., obs=x), and call run(rng_key, x)."
+        )
+    _check_latents_exist(latent, params)
+    frame = _choose_plate(trace, observed, unit_plate) if units == "plate" else None
+    name = None if frame is None else frame.name
+    inside = {k for k, s in trace.items() if name is not None and name in _plates(s)}
+    parameters = tuple(
+        k for k in latent if (k in params if params is not None else k not in inside and (name is not None or not _plates(latent[k])))
+    )
+    if not parameters:
+        raise ValueError(
+            f"The model has no latent parameter: every latent site ({', '.join(latent)}) is inside the plate {name!r}. "
+            "A parameter is sampled outside the plate of the data; a site inside it is a nuisance, simulated away."
+        )
+    _check_parameters(latent, parameters, inside, name)
+    _check_data(observed, trace, name)
+    traced = TracedModel(
+        model,
+        tuple(model_args),
+        kwargs,
+        parameters,
+        tuple(k for k in latent if k not in parameters),
+        tuple(observed),
+        (),
+        name,
+        0 if frame is None else frame.dim,
+        1 if frame is None else frame.size,
+        sum(_is_fixed(s["fn"]) for s in observed.values()),
+    )
+    _check_runs_for_any_units(traced, trace)
+    return _with_deterministics(traced, [k for k, s in trace.items() if s["type"] == "deterministic" and k not in inside])
+
+
+class _FullPlates(Messenger):
+    """A user's own subsampling is undone: the score is learnt once, and the sum over all units is cheap."""
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "control_flow":
+            raise NotImplementedError(
+                "numpyro's scan and cond are not supported inside a simulated model yet: "
+                "use jax.lax.scan on noise sampled beforehand, and pass its result to Simulated(...)."
+            )
+        if msg["type"] == "plate":
+            size = msg["args"][0]
+            msg["args"] = (size, size)
+            msg["value"] = jnp.arange(size)
+
+
+class _Run(_FullPlates):
+    """One run: the unit plate at the given indices, observations freed, parameters and values put in, keys by site name."""
+
+    def __init__(self, fn, traced, rng_key, indices, unconstrained, values, free=True):
+        super().__init__(fn)
+        self.traced, self.rng_key, self.indices, self.free = traced, rng_key, indices, free
+        self.unconstrained = {} if unconstrained is None else unconstrained
+        self.values = {} if values is None else values
+        self.num_keys = 0
+
+    def process_message(self, msg: dict) -> None:
+        super().process_message(msg)
+        if msg["type"] == "plate" and msg["name"] == self.traced.unit_plate:
+            msg["args"] = (msg["args"][0], self.indices.shape[0])
+            msg["value"] = self.indices
+        elif msg["type"] == "prng_key":
+            self.num_keys += 1
+            msg["value"] = jax.random.fold_in(self.rng_key, self.num_keys)
+        elif msg["type"] == "sample" and not _is_factor(msg):
+            self._fill(msg)
+
+    def _fill(self, msg: dict) -> None:
+        name = msg["name"]
+        if msg["is_observed"]:
+            if not self.free:
+                return
+            msg["is_observed"], msg["value"] = False, None
+        if name in self.unconstrained:
+            msg["value"] = biject_to(msg["fn"].support)(self.unconstrained[name])
+        elif name in self.values:
+            msg["value"] = self.values[name]
+        elif msg["value"] is None:
+            # Keys by name, not by order: the joint score runs the model again with the same randomness.
+            msg["kwargs"]["rng_key"] = jax.random.fold_in(self.rng_key, zlib.crc32(name.encode()))
+
+    def postprocess_message(self, msg: dict) -> None:
+        # numpyro.plate subsamples only when m < n; here m may be anything, so the rows are taken before the plate looks.
+        if msg["type"] != "subsample" or self.traced.unit_plate is None:
+            return
+        active = [p for p in _PYRO_STACK if isinstance(p, plate) and p.name == self.traced.unit_plate]
+        event_dim = msg["kwargs"]["event_dim"]
+        axis = self.traced.plate_dim - event_dim
+        shape = jnp.shape(msg["value"])
+        if active and len(shape) >= -axis and shape[axis] == active[0].size and shape[axis] != 1:
+            msg["value"] = jnp.take(jnp.asarray(msg["value"]), self.indices, axis)
+            msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+
+
+def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, given: Mapping[str, Array]) -> ModelRun:
+    params, unconstrained, values, anchors = {}, {}, {}, []
+    log_prior = jnp.zeros(())
+    log_density = jnp.zeros(num_units)
+    for name, site in trace.items():
+        if site["type"] != "sample":
+            continue
+        fn, value = site["fn"], site["value"]
+        if name in traced.parameters:
+            transform = biject_to(fn.support)
+            u = given[name] if name in given else transform.inv(value)
+            params[name], unconstrained[name] = value, u
+            log_prior += fn.log_prob(value).sum() + transform.log_abs_det_jacobian(u, value).sum()
+        elif _is_factor(site):
+            log_prior += fn.log_prob(value).sum()
+        elif _is_fixed(fn):
+            anchors += jax.tree.leaves(_fixed_value(fn))
+            if name in traced.observations:
+                values[name] = value
+        else:
+            values[name] = value
+            log_density += _per_unit(traced, fn.log_prob(value), 0, num_units).sum(-1)
+            anchors += _support_anchors(fn, value)
+    deterministics = {k: trace[k]["value"] for k in traced.deterministics}
+    return ModelRun(
+        params,
+        unconstrained,
+        log_prior,
+        values,
+        _features(traced, trace, num_units),
+        log_density,
+        deterministics,
+        [jnp.asarray(a) for a in anchors],
+    )
+
+
+def _features(traced: TracedModel, trace: Mapping[str, dict], num_units: int) -> Array:
+    sites = [(trace[k]["value"], trace[k]["fn"].event_dim) for k in traced.observations]
+    return jnp.concatenate([_per_unit(traced, v, e, num_units) for v, e in sites], axis=-1)
+
+
+def _per_unit(traced: TracedModel, value: ArrayLike, event_dim: int, num_units: int) -> Array:
+    """The value as one flat row a unit."""
+    value = jnp.asarray(value).astype(jnp.result_type(float))
+    if traced.unit_plate is None:
+        return value.reshape(1, -1)
+    return jnp.moveaxis(value, traced.plate_dim - event_dim, 0).reshape(num_units, -1)
+
+
+def _support_anchors(fn: dist.Distribution, value: Array) -> list[Array]:
+    """What must stay still for a site's support to stay still: its bounds, and the membership of its own value."""
+    anchors = list(jax.tree.leaves(fn.support))
+    base = fn
+    while not isinstance(base, dist.TransformedDistribution) and hasattr(base, "base_dist"):
+        base = base.base_dist
+    if isinstance(base, dist.TransformedDistribution):
+        for transform in reversed(base.transforms):
+            value = transform.inv(value)
+        anchors.append(jnp.asarray(base.base_dist.support(value)).astype(float))
+    return anchors
+
+
+def _unwrapped(fn: dist.Distribution) -> dist.Distribution:
+    while isinstance(fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_fixed(fn: dist.Distribution) -> bool:
+    return isinstance(_unwrapped(fn), (Simulated, dist.Delta))
+
+
+def _fixed_value(fn: dist.Distribution) -> ArrayLike:
+    base = _unwrapped(fn)
+    return base.value if isinstance(base, Simulated) else base.v
+
+
+def _is_factor(site: Mapping[str, Any]) -> bool:
+    return isinstance(_unwrapped(site["fn"]), dist.Unit)
+
+
+def _plates(site: Mapping[str, Any]) -> list[str]:
+    return [frame.name for frame in site.get("cond_indep_stack", [])]
+
+
+def _choose_plate(trace: Mapping[str, dict], observed: Mapping[str, dict], unit_plate: str | None):
+    """The outermost plate that encloses every observed site, or the one that was asked for."""
+    common = [f for f in next(iter(observed.values()))["cond_indep_stack"] if all(f.name in _plates(s) for s in observed.values())]
+    if unit_plate is not None:
+        for frame in common:
+            if frame.name == unit_plate:
+                return frame
+        raise ValueError(
+            f"unit_plate={unit_plate!r} does not enclose every observed site ({', '.join(observed)}); the plates that do: {[f.name for f in common] or 'none'}."
+        )
+    if not common:
+        bare = [k for k, s in observed.items() if not s["cond_indep_stack"]] or list(observed)
+        raise ValueError(
+            f"The observed site {bare[0]!r} is not inside a plate that all observed sites share. If the rows of the data are independent given "
+            f"the parameters, say so: `with numpyro.plate('units', len(x)): numpyro.sample({bare[0]!r}, ..., obs=x)`. "
+            "If they are not, treat the data set as one unit with units='whole'."
+        )
+    return common[-1]
+
+
+def _check_latents_exist(latent: Mapping[str, dict], params: Sequence[str] | None) -> None:
+    if not latent:
+        raise ValueError(
+            "The model has no latent parameter: it samples nothing but its observations. Give at least one site a prior outside the plate of the data."
+        )
+    unknown = [p for p in params or () if p not in latent]
+    if unknown:
+        raise ValueError(
+            f"params={list(params or ())} names {unknown}, which are not latent sites of the model; its latent sites are {list(latent)}."
+        )
+
+
+def _check_parameters(latent: Mapping[str, dict], parameters: tuple[str, ...], inside: set[str], name: str | None) -> None:
+    for k in parameters:
+        if k in inside:
+            raise ValueError(
+                f"The site {k!r} is inside the plate {name!r}: it is different for every unit and cannot be a parameter. Leave it out of params=."
+            )
+        if latent[k]["fn"].support.is_discrete:
+            raise ValueError(
+                f"The parameter {k!r} is discrete ({type(_unwrapped(latent[k]['fn'])).__name__}). Parameters must be continuous: Langevin dynamics follows a gradient. "
+                "If it belongs to a unit, sample it inside the plate of the data, where it is simulated away."
+            )
+        if isinstance(_unwrapped(latent[k]["fn"]), dist.ImproperUniform):
+            raise ValueError(
+                f"The parameter {k!r} has an improper prior, from which nothing can be simulated. Give it a proper one, however wide."
+            )
+    stray = [k for k in latent if k not in parameters and k not in inside]
+    if stray and name is not None:
+        raise ValueError(
+            f"The latent sites {stray} are outside the plate {name!r} and not among params={list(parameters)}: with them simulated away the units "
+            "are no longer independent. Add them to params, or use units='whole'."
+        )
+
+
+def _check_data(observed: Mapping[str, dict], trace: Mapping[str, dict], name: str | None) -> None:
+    for k, s in observed.items():
+        if isinstance(s["value"], jax.core.Tracer):
+            raise TypeError(
+                f"The data of {k!r} are traced by a JAX transformation. Fit first, fit = SLS(model).run(rng_key, x), and use SLSLangevin(fit) there."
+            )
+        if isinstance(s["fn"], dist.MaskedDistribution):
+            raise ValueError(
+                f"The observed site {k!r} is masked. Simulations would not be: leave the missing rows out, or observe them through a Simulated(...) that blanks them."
+            )
+        value = np.asarray(s["value"])
+        expected = tuple(s["fn"].shape())
+        if value.shape != expected:
+            raise ValueError(
+                f"The data of {k!r} have shape {value.shape}, but the site has shape {expected}: batch shape {tuple(s['fn'].batch_shape)} (plates {_plates(s)}) "
+                f"and event shape {tuple(s['fn'].event_shape)}. Make the plate as long as the data, and use .to_event() or event_dim= for what is one unit."
+            )
+        if not np.all(np.isfinite(value)):
+            raise ValueError(
+                f"The data of {k!r} hold {int((~np.isfinite(value)).sum())} values that are NaN or infinite. Drop or impute those rows first."
+            )
+    for k, s in trace.items():
+        if s["type"] != "sample":
+            continue
+        if _is_factor(s) and (name is None or name in _plates(s)):
+            raise ValueError(
+                f"The factor {k!r} cannot be simulated: inside the plate of the data every site needs a sampler. Move it outside, where it counts as part of the prior."
+            )
+        if s["scale"] is not None and np.any(np.asarray(s["scale"]) != 1):
+            raise ValueError(f"The site {k!r} is scaled (handlers.scale): a scaled likelihood cannot be simulated. Remove the scale.")
+
+
+def _check_runs_for_any_units(traced: TracedModel, trace: Mapping[str, dict]) -> None:
+    """Run the model abstractly for two other numbers of units; a covariate that is not subsampled shows here."""
+    if traced.unit_plate is None:
+        return
+    n = traced.num_units
+    for m in [m for m in (2, 3, 5) if m != n][:2]:
+        try:
+            shape = jax.eval_shape(lambda i: traced.run(jax.random.key(0), i).features, jnp.zeros(m, jnp.int32)).shape
+            problem = None if shape == (m, _num_features(traced, trace)) else f"the observed sites then have shape {shape}"
+        except (TypeError, ValueError, AssertionError, IndexError) as error:
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if problem is not None:
+            raise ValueError(
+                f"The model does not run for {m} of its {n} units: {problem}. Probably a covariate with {n} rows is used whole inside the plate {traced.unit_plate!r}. "
+                "Take its rows there: `c = numpyro.subsample(c, event_dim=0)`, or `with numpyro.plate(...) as idx: c[idx]`."
+            )
+
+
+def _num_features(traced: TracedModel, trace: Mapping[str, dict]) -> int:
+    return sum(int(np.size(trace[k]["value"])) for k in traced.observations) // traced.num_units
+
+
+def _with_deterministics(traced: TracedModel, names: list[str]) -> TracedModel:
+    """Keep the deterministic sites that the parameters alone decide; the others depend on simulated nuisances."""
+    if not names:
+        return traced
+    candidate = TracedModel(**{**vars(traced), "deterministics": tuple(names)})
+    index = jnp.arange(max(traced.num_units, 1))
+    first = candidate.run(jax.random.key(1), index)
+    second = candidate.run(jax.random.key(2), index, first.unconstrained)
+    kept = [k for k in names if np.array_equal(first.deterministics[k], second.deterministics[k], equal_nan=True)]
+    return TracedModel(**{**vars(traced), "deterministics": tuple(kept)})

@@ -1,0 +1,1 @@
+"""The paper's models, one file each, shared by tests, examples and benchmarks."""

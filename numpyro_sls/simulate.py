@@ -1,0 +1,73 @@
+"""The one door through which every simulation goes, and is counted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+import numpy as np
+
+from numpyro_sls.units import Units
+
+__all__ = ["Batch", "Simulations", "Simulator"]
+
+
+class Batch(NamedTuple):
+    """k parameter vectors with m units each; a failed simulation is zeroed and not ok."""
+
+    theta: Float[Array, "k d"]
+    x: Float[Array, "k m p"]
+    joint_score: Float[Array, "k m d"]
+    ok: Bool[Array, "k m"]
+
+
+class Simulations(NamedTuple):
+    """What a stage spent, in units, and how many of those failed."""
+
+    num: int
+    num_failed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """Simulates units of a model in vectorized batches and keeps the account by stage."""
+
+    units: Units
+    spent: dict[str, Simulations] = field(default_factory=dict)
+
+    def batch(self, rng_key: Array, theta: Float[Array, "k d"], num_per_theta: int) -> Batch:
+        """Pure: simulate units at each theta. Whoever calls it enters the cost with `count`."""
+        keys = jax.random.split(rng_key, theta.shape[0])
+        simulated = jax.vmap(self.units.simulate, (0, 0, None))(keys, theta, num_per_theta)
+        ok = jnp.all(jnp.isfinite(simulated.x), -1) & jnp.all(jnp.isfinite(simulated.joint_score), -1)
+        x, joint_score = (jnp.where(ok[..., None], a, 0.0) for a in simulated)
+        return Batch(theta, x, joint_score, ok)
+
+    def count(self, stage: str, num: int, num_failed: int | Array = 0) -> None:
+        before = self.spent.get(stage, Simulations(0, 0))
+        self.spent[stage] = Simulations(before.num + num, before.num_failed + int(num_failed))
+
+    @property
+    def num_spent(self) -> int:
+        return sum(s.num for s in self.spent.values())
+
+    def report(self) -> str:
+        """One line on what was spent, in units and in data sets."""
+        n = self.units.num_units
+        total = self.num_spent
+        stages = ", ".join(f"{k} {_short(s.num)}" for k, s in self.spent.items())
+        failed = sum(s.num_failed for s in self.spent.values())
+        tail = f"; {failed} failed" if failed else ""
+        return f"{_short(total)} units simulated ({_short(total / n)} data sets of {n}): {stages}{tail}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}" if number < 1e4 else f"{number:.2e}".replace("e+0", "e")
+
+
+def batched(fn: Callable[[Array], Array], xs: Array, size: int) -> np.ndarray:
+    """Apply a vectorized function in pieces of ``size``, to bound memory."""
+    return np.concatenate([np.asarray(fn(xs[i : i + size])) for i in range(0, len(xs), size)])

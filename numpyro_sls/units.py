@@ -1,0 +1,154 @@
+"""What one term of the additive score is: a row of the unit plate with its covariates, or the whole data set."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Literal
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+import numpy as np
+
+from numpyro_sls.model import TracedModel
+from numpyro_sls.parameters import Parameters, make_parameters
+
+__all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units"]
+
+MAX_LEVELS = 20  # an integer covariate with at most so many values is also shown to the network one-hot
+
+
+class SimulatedUnits(NamedTuple):
+    """m simulated units at one theta and, for each, the gradient of its joint log density with the nuisances held."""
+
+    x: Float[Array, "m p"]
+    joint_score: Float[Array, "m d"]
+
+
+class CovariateLayout(NamedTuple):
+    """Which per-unit inputs of the simulator the score sees, and which integer ones get a column per level."""
+
+    kept: tuple[int, ...] = ()
+    levels: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a traced model: the observed ones, and a way to simulate more."""
+
+    traced: TracedModel
+    parameters: Parameters
+    covariates: Float[Array, "n c"]  # by row of the plate
+    layout: CovariateLayout
+
+    @property
+    def num_units(self) -> int:
+        return self.traced.num_units
+
+    def observed(self) -> Float[Array, "n p"]:
+        """The data set, one row a unit, covariates behind the observations."""
+        return jnp.concatenate([self.traced.observed(), self.covariates], axis=-1)
+
+    def simulate(self, rng_key: Array, theta: Float[Array, " d"], num: int) -> SimulatedUnits:
+        """Simulate ``num`` units at theta, their covariates drawn from the rows of the data."""
+        key_index, key_run = jax.random.split(rng_key)
+        index = jax.random.randint(key_index, (num,), 0, self.num_units)
+        if self.traced.unit_plate is None:
+            each = jax.vmap(lambda key: self._simulate(key, theta, index[:1]))(jax.random.split(key_run, num))
+            return jax.tree.map(lambda a: a[:, 0], each)
+        return self._simulate(key_run, theta, index)
+
+    def simulate_x(self, rng_key: Array, theta: Float[Array, " d"], num: int) -> Float[Array, "m p"]:
+        """Only the units, without the joint score: the compiler drops the rest."""
+        return self.simulate(rng_key, theta, num).x
+
+    def anchors_moved(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"], num: int) -> Bool[Array, ""]:
+        """Whether a support or a density-free value moves between two thetas with every nuisance held fixed."""
+        index = jax.random.randint(rng_key, (num,), 0, self.num_units)
+        run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
+        again = self.traced.run(rng_key, index, self.parameters.unflatten(other), run.values)
+        moved = [jnp.any(a != b) for a, b in zip(run.anchors, again.anchors, strict=True)]
+        return jnp.any(jnp.array(moved)) if moved else jnp.array(False)
+
+    def _simulate(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"]) -> SimulatedUnits:
+        run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
+        values = jax.lax.stop_gradient(run.values)
+
+        def log_density(theta):
+            return self.traced.run(rng_key, index, self.parameters.unflatten(theta), values).log_density
+
+        # Forward mode: one pass a coordinate gives every unit's gradient, and loops in the simulator do not matter.
+        joint_score = jax.jacfwd(log_density)(theta)
+        return SimulatedUnits(jnp.concatenate([run.features, self.covariates[index]], axis=-1), joint_score)
+
+
+def make_units(traced: TracedModel, layout: CovariateLayout | None = None) -> Units:
+    """The units of a traced model; with the layout of an earlier one, the covariates come out as there."""
+    parameters = make_parameters(traced)
+    if traced.unit_plate is None:
+        return Units(traced, parameters, jnp.zeros((1, 0)), CovariateLayout())
+    inputs, is_integer = _per_unit_inputs(traced, parameters)
+    if layout is None:
+        kept = tuple(j for j in range(inputs.shape[1]) if not _is_redundant(inputs, j))
+        values = {j: np.unique(inputs[:, j]) for j in kept if is_integer[j]}
+        layout = CovariateLayout(kept, tuple((j, tuple(int(v) for v in u)) for j, u in values.items() if 2 < len(u) <= MAX_LEVELS))
+    columns = [inputs[:, list(layout.kept)]]
+    columns += [(inputs[:, j, None] == np.array(u)).astype(inputs.dtype) for j, u in layout.levels]
+    return Units(traced, parameters, jnp.asarray(np.concatenate(columns, axis=1)), layout)
+
+
+def _is_redundant(inputs: np.ndarray, j: int) -> bool:
+    column = inputs[:, j]
+    return bool(np.all(column == column[0])) or any(np.array_equal(inputs[:, i], column) for i in range(j))
+
+
+def _per_unit_inputs(traced: TracedModel, parameters: Parameters) -> tuple[np.ndarray, list[bool]]:
+    """Every quantity that the row number alone decides and that meets a parameter or a random number, by row.
+
+    However the covariates came in (an argument, a closure, numpyro.subsample, c[idx]), these are what the simulator
+    makes of them. The program is evaluated as far as the row number goes; the frontier is the answer.
+    """
+
+    def program(index, theta, rng_key):
+        return traced.run(rng_key, index, parameters.unflatten(theta)).features
+
+    theta = jnp.zeros(parameters.dim)
+    closed = jax.make_jaxpr(program)(jnp.zeros(1, jnp.int32), theta, jax.random.key(0))
+    is_integer: list[bool] = []
+
+    def row(i):
+        frontier: list[Array] = []
+        _walk(closed, [_Known(i[None], True), None, None], frontier)
+        is_integer[:] = [not jnp.issubdtype(a.dtype, jnp.inexact) for a in frontier for _ in range(a.size)]
+        return jnp.concatenate([jnp.ravel(a).astype(theta.dtype) for a in frontier] + [jnp.zeros(0)])
+
+    inputs = jax.jit(jax.vmap(row))(jnp.arange(traced.num_units))
+    return np.asarray(inputs), is_integer
+
+
+class _Known(NamedTuple):
+    value: Any
+    by_row: bool
+
+
+INLINED = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"}
+
+
+def _walk(closed: ClosedJaxpr, args: list[_Known | None], frontier: list[Array]) -> list[_Known | None]:
+    jaxpr = closed.jaxpr
+    env: dict[Any, _Known | None] = dict(zip(jaxpr.constvars, [_Known(c, False) for c in closed.consts], strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        ins = [_Known(v.val, False) if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        by_row = any(a is not None and a.by_row for a in ins)
+        inner = next((p for p in eqn.params.values() if isinstance(p, ClosedJaxpr)), None)
+        if inner is not None and eqn.primitive.name in INLINED:
+            outs = _walk(inner, ins, frontier)
+        elif all(a is not None for a in ins):
+            out = eqn.primitive.bind(*[a.value for a in ins if a is not None], **eqn.params)
+            outs = [_Known(v, by_row) for v in (out if eqn.primitive.multiple_results else [out])]
+        else:
+            frontier += [a.value for a in ins if a is not None and a.by_row]
+            outs = [None] * len(eqn.outvars)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [_Known(v.val, False) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
