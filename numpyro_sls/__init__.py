@@ -1,6 +1,7 @@
 """Simulation-based inference for NumPyro by Langevin dynamics on a structured likelihood score."""
 
 from numpyro_sls import models
+from numpyro_sls.boundary import Smoothing
 from numpyro_sls.debias import Debias
 from numpyro_sls.fit import SLS, SLSFit
 from numpyro_sls.langevin import SLSLangevin, SLSLangevinState
@@ -21,6 +22,7 @@ __all__ = [
     "SLSLangevinState",
     "SeparablePotential",
     "Simulated",
+    "Smoothing",
     "Training",
     "models",
 ]

@@ -1,7 +1,7 @@
 """``SLS(model).run(rng_key, x) -> SLSFit``: trace, localize, learn the score of one unit, debias it, sum it over the data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import hashlib
 import warnings
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 import numpy as np
 from numpyro.util import find_stack_level
 
+from numpyro_sls.boundary import Smoothing, smoothing_sd
 from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
 from numpyro_sls.joint import JointValidity, joint_validity
 from numpyro_sls.learning import INFORMATION_UNITS, Learner
@@ -23,7 +24,7 @@ from numpyro_sls.proposal import Proposal, default_kappa, worth_units
 from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore
 from numpyro_sls.simulate import Simulations, Simulator
 from numpyro_sls.training import LossCurve, Training, progress
-from numpyro_sls.units import Units, make_units
+from numpyro_sls.units import CovariateLayout, Units, make_units
 
 __all__ = ["SLS", "SLSFit"]
 
@@ -79,8 +80,7 @@ class SLSFit:
 
     def condition(self, *model_args, **model_kwargs) -> DataTerms:
         """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew."""
-        traced = self.sls.trace(model_args, model_kwargs)
-        units = make_units(traced, self.units.layout)
+        units = self.sls.units_of(model_args, model_kwargs, self.units.layout)
         x = units.observed()
         if digest(x) == self.digest:
             return self.data
@@ -89,6 +89,7 @@ class SLSFit:
                 f"The fit knows units of {self.posterior.unit.standardizer.centre.shape[0]} numbers, covariates included; these data have {x.shape[1]}."
             )
         key = jax.random.key(int(digest(x)[:8], 16))
+        x = self.sls.smoothed(x, self.units)
         data, _, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
         return data
 
@@ -103,6 +104,10 @@ class SLS:
     :param units: "plate", or "whole" to treat the data set as one unit.
     :param target: what is trained on: "blend", "joint" or "implicit".
     :param network: `SeparablePotential` or `MLPScore`.
+    :param smoothing: noise on the data, for observations whose support moves with a parameter.
+    :param localization: how the region that matters is found; None: train under the prior.
+    :param training: budget and optimizer.
+    :param debias: how the mean of the score is removed.
     :param kappa: how many units the training proposal is worth; None: from the budget.
 
     **Example:**
@@ -119,6 +124,7 @@ class SLS:
     units: str = "plate"
     target: str = "blend"
     network: Network = SeparablePotential()
+    smoothing: Smoothing | None = None
     localization: Localization | None = Localization()
     training: Training = Training()
     debias: Debias = Debias()
@@ -135,11 +141,26 @@ class SLS:
     def trace(self, model_args: tuple, model_kwargs: dict):
         return trace_model(self.model, model_args, model_kwargs, params=self.params, unit_plate=self.unit_plate, units=self.units)
 
+    def units_of(self, model_args: tuple, model_kwargs: dict, layout: CovariateLayout | None = None) -> Units:
+        """The units of these data, with the smoothing that simulations get."""
+        units = make_units(self.trace(model_args, model_kwargs), layout)
+        if self.smoothing is None:
+            return units
+        observed = units.traced.observed()
+        return replace(units, noise_sd=smoothing_sd(self.smoothing, observed))
+
+    def smoothed(self, x: Float[Array, "n p"], units: Units) -> Float[Array, "n p"]:
+        """The data as the score sees them; the noise follows from the data, so that a fit knows them again."""
+        if self.smoothing is None:
+            return x
+        return self.smoothing.apply(jax.random.key(int(digest(x)[:8], 16)), x, units.noise_sd.shape[0])
+
     def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
         """Fit the score for these data; everything random follows from the key."""
         show = progress(progress_bar)
-        units = make_units(self.trace(model_args, model_kwargs))
-        simulator, observed = Simulator(units), units.observed()
+        units = self.units_of(model_args, model_kwargs)
+        raw = units.observed()
+        simulator, observed = Simulator(units), self.smoothed(raw, units)
         if units.traced.tractable:
             _warn(
                 "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
@@ -168,7 +189,7 @@ class SLS:
         _warn_of_region(mode, units.parameters.labels)
         if progress_bar:
             print(simulator.report())
-        return SLSFit(self, units, proposal, posterior, data, digest(observed), localized, joint, found, simulator.spent, curves, learner)
+        return SLSFit(self, units, proposal, posterior, data, digest(raw), localized, joint, found, simulator.spent, curves, learner)
 
     def _localize(self, rng_key, simulator: Simulator, observed, prior_covariance, show: bool) -> Localized | None:
         if self.localization is None:
@@ -184,7 +205,8 @@ class SLS:
     ) -> tuple[Proposal, dict[str, LossCurve]]:
         """Short rounds under wide proposals: learn one unit's information, and re-centre until the mode stays put."""
         curves = {}
-        kappa = self.kappa or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0])
+        all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
+        kappa = self.kappa or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0], all_joint)
         for i in range(NUM_ROUNDS):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"

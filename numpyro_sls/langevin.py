@@ -13,7 +13,6 @@ from numpyro.util import is_prng_key
 
 from numpyro_sls.fit import SLS, SLSFit, digest
 from numpyro_sls.score import DataTerms, PosteriorScore
-from numpyro_sls.units import make_units
 
 __all__ = ["SLSLangevin", "SLSLangevinState"]
 
@@ -191,7 +190,7 @@ class SLSLangevin(MCMCKernel):
             assert self._fit is not None
             return self._fit, self._fit.condition(*model_args, **model_kwargs)
         if self._fit is not None:
-            observed = make_units(self._sls.trace(model_args, model_kwargs), self._fit.units.layout).observed()
+            observed = self._sls.units_of(model_args, model_kwargs, self._fit.units.layout).observed()
             if digest(observed) == self._fit.digest:
                 return self._fit, self._fit.data
             if self._compiled_for_any_data:

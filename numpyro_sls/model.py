@@ -429,7 +429,7 @@ def _with_deterministics(traced: TracedModel, names: list[str]) -> TracedModel:
         return traced
     candidate = TracedModel(**{**vars(traced), "deterministics": tuple(names)})
     index = jnp.arange(max(traced.num_units, 1))
-    first = candidate.run(jax.random.key(1), index)
-    second = candidate.run(jax.random.key(2), index, first.unconstrained)
+    theta = candidate.run(jax.random.key(0), index).unconstrained
+    first, second = (candidate.run(jax.random.key(seed), index, theta) for seed in (1, 2))
     kept = [k for k in names if np.array_equal(first.deterministics[k], second.deterministics[k], equal_nan=True)]
     return TracedModel(**{**vars(traced), "deterministics": tuple(kept)})

@@ -56,9 +56,12 @@ def worth_units(
     return Proposal(jnp.asarray(centre), jnp.asarray(factor), jnp.asarray(np.linalg.inv(factor)))
 
 
-def default_kappa(num_simulations: int, num_units: int) -> float:
-    """How many units the proposal is worth: error 2000 kappa / N against a bias that falls with kappa (docs/method.md).
+def default_kappa(num_simulations: int, num_units: int, all_joint: bool) -> float:
+    """How many units the proposal is worth: narrow enough for the network, wide enough for the implicit target.
 
-    Never more than a ninth of the data, so that the posterior lies well inside.
+    The implicit target's error grows as kappa / N, the network's falls with kappa. The joint target's noise has no kappa in
+    it: where it holds in every coordinate, the proposal is narrower. Never more than a ninth of the data, so that the
+    posterior lies well inside.
     """
-    return float(min(np.clip(num_simulations / 8e5, 1.0, 30.0), num_units / 9))
+    kappa = np.clip(num_simulations / 8e5, 1.0, 30.0) * (4.0 if all_joint else 1.0)
+    return float(min(kappa, num_units / 9))
