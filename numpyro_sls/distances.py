@@ -25,6 +25,6 @@ def quantile_slices(x: Float[Array, "n p"], w: Float[Array, "k p"], num: int) ->
     return jax.vmap(lambda row: jnp.interp(place, jnp.arange(x.shape[0]), row))(ordered)
 
 
-def sliced_wasserstein(x: Float[Array, "m p"], w: Float[Array, "k p"], slices: Float[Array, "k m"]) -> Float[Array, ""]:
+def sliced_wasserstein(x: Float[Array, "m p"], w: Float[Array, "k p"], slices: Float[Array, "k q"]) -> Float[Array, ""]:
     """SW_1 of x from a sample given by its quantile slices: the mean over directions of int |F^-1 - G^-1|."""
     return jnp.mean(jnp.abs(quantile_slices(x, w, slices.shape[1]) - slices))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 import hashlib
+from typing import Any
 import warnings
 
 import jax
@@ -15,7 +16,7 @@ from numpyro.util import find_stack_level
 from numpyro_sls.boundary import Smoothing, smoothing_sd
 from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
 from numpyro_sls.joint import JointValidity, joint_validity
-from numpyro_sls.learning import INFORMATION_UNITS, Learner
+from numpyro_sls.learning import Learner
 from numpyro_sls.localization import Localization, Localized, localize
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import Network, SeparablePotential
@@ -54,7 +55,7 @@ class SLSFit:
     proposal: Proposal
     posterior: PosteriorScore
     data: DataTerms
-    digest: str  # of the data
+    fingerprint: str  # of the model's arguments
     localized: Localized | None
     joint: JointValidity
     local_mean: LocalMean
@@ -80,15 +81,14 @@ class SLSFit:
 
     def condition(self, *model_args, **model_kwargs) -> DataTerms:
         """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew."""
-        units = self.sls.units_of(model_args, model_kwargs, self.units.layout)
-        x = units.observed()
-        if digest(x) == self.digest:
+        if fingerprint((model_args, model_kwargs)) == self.fingerprint:
             return self.data
+        x = self.sls.units_of(model_args, model_kwargs, self.units.layout).observed()
         if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
             raise ValueError(
                 f"The fit knows units of {self.posterior.unit.standardizer.centre.shape[0]} numbers, covariates included; these data have {x.shape[1]}."
             )
-        key = jax.random.key(int(digest(x)[:8], 16))
+        key = _key_of(x)
         x = self.sls.smoothed(x, self.units)
         data, _, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
         return data
@@ -153,14 +153,14 @@ class SLS:
         """The data as the score sees them; the noise follows from the data, so that a fit knows them again."""
         if self.smoothing is None:
             return x
-        return self.smoothing.apply(jax.random.key(int(digest(x)[:8], 16)), x, units.noise_sd.shape[0])
+        num_observed = x.shape[1] - units.covariates.shape[1]
+        return self.smoothing.apply(_key_of(x), x, num_observed)
 
     def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
         """Fit the score for these data; everything random follows from the key."""
         show = progress(progress_bar)
         units = self.units_of(model_args, model_kwargs)
-        raw = units.observed()
-        simulator, observed = Simulator(units), self.smoothed(raw, units)
+        simulator, observed = Simulator(units), self.smoothed(units.observed(), units)
         if units.traced.tractable:
             _warn(
                 "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
@@ -189,7 +189,20 @@ class SLS:
         _warn_of_region(mode, units.parameters.labels)
         if progress_bar:
             print(simulator.report())
-        return SLSFit(self, units, proposal, posterior, data, digest(raw), localized, joint, found, simulator.spent, curves, learner)
+        return SLSFit(
+            self,
+            units,
+            proposal,
+            posterior,
+            data,
+            fingerprint((model_args, model_kwargs)),
+            localized,
+            joint,
+            found,
+            simulator.spent,
+            curves,
+            learner,
+        )
 
     def _localize(self, rng_key, simulator: Simulator, observed, prior_covariance, show: bool) -> Localized | None:
         if self.localization is None:
@@ -207,16 +220,17 @@ class SLS:
         curves = {}
         all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
         kappa = self.kappa or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0], all_joint)
-        for i in range(NUM_ROUNDS):
+        num_rounds = int(np.clip(budget // (8 * learner.training.batch_size), 1, NUM_ROUNDS))
+        each = budget // num_rounds
+        for i in range(num_rounds):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"
             proposal = worth_units(centre, prior_covariance, information, kappa, learner.joint_valid)
-            each = budget // NUM_ROUNDS
-            unit, curves[stage] = learner.score(key_train, proposal, each * 3 // 4, stage)
-            _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4 - INFORMATION_UNITS)
+            unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
+            _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4)
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             centre = proposal.unwhiten(eta)
-            information = learner.information(key_information, unit, eta, stage)
+            information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim) and i > 0:
                 break
         return worth_units(centre, prior_covariance, information, kappa, learner.joint_valid), curves
@@ -227,9 +241,18 @@ NUM_ROUNDS = 3
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
 
-def digest(x: Float[Array, "n p"]) -> str:
-    """A fingerprint of the data, to know them again."""
-    return hashlib.blake2b(np.ascontiguousarray(x).tobytes() + str(x.shape).encode(), digest_size=16).hexdigest()
+def fingerprint(tree: Any) -> str:
+    """A hash of arrays and settings, to know data again without tracing the model."""
+    leaves, structure = jax.tree.flatten(tree)
+    seen = hashlib.blake2b(str(structure).encode(), digest_size=16)
+    for leaf in leaves:
+        is_array = isinstance(leaf, (np.ndarray, jax.Array))
+        seen.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes() if is_array else repr(leaf).encode())
+    return seen.hexdigest()
+
+
+def _key_of(x: Float[Array, "n p"]) -> Array:
+    return jax.random.key(int(fingerprint(x)[:8], 16))
 
 
 def _prior_moments(rng_key: Array, units: Units) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

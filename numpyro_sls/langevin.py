@@ -11,7 +11,7 @@ from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_sls.fit import SLS, SLSFit, digest
+from numpyro_sls.fit import SLS, SLSFit, fingerprint
 from numpyro_sls.score import DataTerms, PosteriorScore
 
 __all__ = ["SLSLangevin", "SLSLangevinState"]
@@ -190,8 +190,7 @@ class SLSLangevin(MCMCKernel):
             assert self._fit is not None
             return self._fit, self._fit.condition(*model_args, **model_kwargs)
         if self._fit is not None:
-            observed = self._sls.units_of(model_args, model_kwargs, self._fit.units.layout).observed()
-            if digest(observed) == self._fit.digest:
+            if fingerprint((model_args, model_kwargs)) == self._fit.fingerprint:
                 return self._fit, self._fit.data
             if self._compiled_for_any_data:
                 raise ValueError(

@@ -35,6 +35,7 @@ class MeanContext(NamedTuple):
 
     unit: UnitScore
     control: Float[Array, " d"]
+    table: Batch | None = None
 
 
 class LocalContext(NamedTuple):
@@ -45,8 +46,9 @@ class LocalContext(NamedTuple):
 
 
 HELD_OUT_THETAS = 256
+MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
-INFORMATION_UNITS = 4096  # simulated to estimate one unit's information
+INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 LARGE = (256, 64)  # thetas and units in a batch of the local debiasing, where there is room for ten
 
 
@@ -63,23 +65,10 @@ class Learner:
 
     def score(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[UnitScore, LossCurve]:
         """Train the score of one unit under a proposal with so many simulated units."""
-        key_pilot, key_table, key_init, key_train = jax.random.split(rng_key, 4)
-        m, fresh = self.training.num_per_theta, self.training.is_fresh
-        num_thetas = num_simulations // m
-        if fresh:
-            held_out = self._draw(key_pilot, proposal, min(HELD_OUT_THETAS, num_thetas // 4), stage)
-            pilot, table = held_out, None
-            num_steps = (num_thetas - held_out.theta.shape[0]) // self.training.num_thetas
-        else:
-            pilot = self._draw(key_table, proposal, num_thetas, stage)
-            cut = max(1, num_thetas // 5)
-            held_out, table = (jax.tree.map(lambda a, s=s: a[s], pilot) for s in (slice(cut), slice(cut, None)))
-            num_steps = self.training.num_epochs * (num_thetas - cut) // self.training.num_thetas
-        x = pilot.x.reshape(-1, pilot.x.shape[-1])
-        t = pilot.joint_score.reshape(-1, proposal.dim) @ proposal.factor
-        standardizer = make_standardizer(x)
-        context = ScoreContext(proposal, standardizer, joint_weights(self.target, self.joint_valid, t), table)
-        weights = self.learned.network.init(key_init, proposal.dim, standardizer(x[:1]).shape[-1])
+        key_source, key_init, key_train = jax.random.split(rng_key, 3)
+        pilot, held_out, table, num_steps = self._source(key_source, proposal, num_simulations, stage)
+        context, weights = self._prepare(key_init, pilot, proposal)
+        context = context._replace(table=table)
         weights, curve = train(
             self._score_trainer,
             key_train,
@@ -88,41 +77,40 @@ class Learner:
             context,
             num_steps,
             learning_rate=self.training.learning_rate,
-            patience=None if fresh else self.training.patience,
+            patience=None if table is None else self.training.patience,
             description=stage,
             progress_bar=self.progress_bar,
         )
-        if fresh:
-            self.simulator.count(stage, int(curve.steps[-1]) * self.training.batch_size, curve.tally)
-        return UnitScore(weights, proposal, standardizer, None), curve
+        self._count_stream(stage, table, curve)
+        return UnitScore(weights, proposal, context.standardizer, None), curve
 
     def mean(self, rng_key: Array, unit: UnitScore, num_simulations: int) -> tuple[UnitScore, LossCurve]:
         """Learn the mean of the score over the whole region (paper, 3.2.2)."""
-        key_held_out, key_init, key_train = jax.random.split(rng_key, 3)
+        key_source, key_init, key_train = jax.random.split(rng_key, 3)
         stage = "debiasing"
-        num_thetas = num_simulations // self.training.num_per_theta
-        held_out = self._draw(key_held_out, unit.proposal, min(HELD_OUT_THETAS, num_thetas // 4), stage)
-        context = MeanContext(unit, self._control(unit, held_out))
-        num_steps = (num_thetas - held_out.theta.shape[0]) // self.training.num_thetas
-        weights = self.learned.mean_network.init(key_init)
+        pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, num_simulations, stage)
         weights, curve = train(
             self._mean_trainer,
             key_train,
-            weights,
+            jax.jit(self.learned.mean_network.init)(key_init),
             held_out,
-            context,
+            MeanContext(unit, self._control(unit, pilot), table),
             num_steps,
             learning_rate=self.training.learning_rate,
+            patience=None if table is None else self.training.patience,
             description=stage,
             progress_bar=self.progress_bar,
         )
-        self.simulator.count(stage, int(curve.steps[-1]) * self.training.batch_size, curve.tally)
+        self._count_stream(stage, table, curve)
         return unit._replace(mean_weights=weights), curve
 
-    def information(self, rng_key: Array, unit: UnitScore, eta: Float[Array, " d"], stage: str) -> Float[Array, "d d"]:
+    def information(
+        self, rng_key: Array, unit: UnitScore, eta: Float[Array, " d"], num_simulations: int, stage: str
+    ) -> Float[Array, "d d"]:
         """Fisher information of one unit in theta, from the learned score on simulations at one point."""
         theta = unit.proposal.unwhiten(eta)
-        k, m = INFORMATION_UNITS // self.training.num_per_theta, self.training.num_per_theta
+        m = self.training.num_per_theta
+        k = min(num_simulations, INFORMATION_UNITS) // m
         batch = self._simulate(rng_key, jnp.broadcast_to(theta, (k, theta.shape[0])), m)
         self.simulator.count(stage, batch.ok.size, int((~batch.ok).sum()))
         s = self._raw(unit, jnp.broadcast_to(eta, (k, eta.shape[0])), batch.x)
@@ -135,21 +123,16 @@ class Learner:
     ) -> tuple[DataTerms, Mode, LocalMean]:
         """Sum the score over a data set, find its mode and debias around it; again there, if that moved it."""
         data = self.terms(unit, x)
-        mode, left = self.mode(unit, data), max_simulations
-        for key, share in zip(jax.random.split(rng_key, 3), (0.2, 0.2, 1.0), strict=True):
-            data = data._replace(
-                centre=mode.eta,
-                factor=mode.factor,
-                inverse=jnp.linalg.inv(mode.factor),
-                offset=jnp.zeros_like(mode.eta),
-                slope=jnp.zeros_like(mode.factor),
-            )
-            data, found = self._local(key, unit, data, settings, int(share * left) if share < 1 else left)
+        mode, left, moved = self.mode(unit, data), max_simulations, True
+        for i, key in enumerate(jax.random.split(rng_key, 3)):
+            zero = jnp.zeros_like(mode.eta)
+            inverse = jnp.linalg.inv(mode.factor)
+            data = data._replace(centre=mode.eta, factor=mode.factor, inverse=inverse, offset=zero, slope=jnp.zeros_like(inverse))
+            data, found = self._local(key, unit, data, settings, left // 5 if moved and i < 2 else left)
             left -= found.num_simulated
             mode = self.mode(unit, data)
-            if jnp.linalg.norm(data.inverse @ (mode.eta - data.centre)) < 0.3 and np.all(
-                found.offset_se * x.shape[0] <= 2 * settings.tolerance
-            ):
+            moved = bool(jnp.linalg.norm(inverse @ (mode.eta - data.centre)) > MAX_MOVE)
+            if left < self.training.batch_size * 10 or (not moved and np.all(found.offset_se * x.shape[0] <= settings.tolerance)):
                 break
         return data, mode, found
 
@@ -198,11 +181,40 @@ class Learner:
         return make_local_sums(partial(self._local_scores, self.training.num_per_theta), self.training.num_thetas, len(self.joint_valid))
 
     def _local_scores(self, num_per_theta: int, rng_key: Array, delta: Float[Array, "k d"], context: "LocalContext") -> tuple[Array, Array]:
-        (unit, control), data = context
+        (unit, control, _), data = context
         eta = data.centre + delta @ data.factor.T
         batch = self.simulator.batch(rng_key, jax.vmap(unit.proposal.unwhiten)(eta), num_per_theta)
         s = jax.vmap(lambda e, x: self.learned.units(unit, e, x))(eta, batch.x)
         return (s - control * (batch.joint_score @ unit.proposal.factor)) @ data.factor, batch.ok
+
+    @cached_property
+    def _prepare(self):
+        """Standardization, weights of the joint target and first weights of the network, from the first units of a round."""
+
+        @jax.jit
+        def prepare(rng_key: Array, pilot: Batch, proposal: Proposal) -> tuple[ScoreContext, Any]:
+            x = pilot.x.reshape(-1, pilot.x.shape[-1])
+            t = pilot.joint_score.reshape(-1, proposal.dim) @ proposal.factor
+            standardizer = make_standardizer(x)
+            weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
+            return ScoreContext(proposal, standardizer, joint_weights(self.target, self.joint_valid, t), None), weights
+
+        return prepare
+
+    def _source(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[Batch, Batch, Batch | None, int]:
+        """Units to look at first, held-out ones, a table (None: a stream), and how many steps the budget allows."""
+        num_thetas = num_simulations // self.training.num_per_theta
+        if self.training.is_fresh:
+            held_out = self._draw(rng_key, proposal, min(HELD_OUT_THETAS, num_thetas // 4), stage)
+            return held_out, held_out, None, (num_thetas - held_out.theta.shape[0]) // self.training.num_thetas
+        drawn = self._draw(rng_key, proposal, num_thetas, stage)
+        cut = max(1, num_thetas // 5)
+        held_out, table = (jax.tree.map(lambda a, s=s: a[s], drawn) for s in (slice(cut), slice(cut, None)))
+        return drawn, held_out, table, self.training.num_epochs * (num_thetas - cut) // self.training.num_thetas
+
+    def _count_stream(self, stage: str, table: Batch | None, curve: LossCurve) -> None:
+        if table is None:
+            self.simulator.count(stage, int(curve.steps[-1]) * self.training.batch_size, curve.tally)
 
     def _draw(self, rng_key: Array, proposal: Proposal, num_thetas: int, stage: str) -> Batch:
         key_theta, key_units = jax.random.split(rng_key)
@@ -219,6 +231,13 @@ class Learner:
         best = jnp.mean((s - s.mean(0)) * t, axis=0) / jnp.where(variance > 0, variance, 1.0)
         return jnp.where(jnp.asarray(np.sort(self.joint_valid)), best, 0.0)
 
+    def _next_batch(self, rng_key: Array, proposal: Proposal, table: Batch | None) -> Batch:
+        if table is not None:
+            rows = jax.random.randint(rng_key, (self.training.num_thetas,), 0, table.theta.shape[0])
+            return jax.tree.map(lambda a: a[rows], table)
+        key_theta, key_units = jax.random.split(rng_key)
+        return self.simulator.batch(key_units, proposal.sample(key_theta, self.training.num_thetas), self.training.num_per_theta)
+
     @cached_property
     def _raw(self):
         return jax.jit(jax.vmap(self.learned.raw, (None, 0, 0)))
@@ -229,15 +248,6 @@ class Learner:
 
     @cached_property
     def _score_trainer(self) -> Trainer:
-        size = (self.training.num_thetas, self.training.num_per_theta)
-
-        def next_batch(rng_key: Array, context: ScoreContext) -> Batch:
-            if context.table is not None:
-                rows = jax.random.randint(rng_key, (size[0],), 0, context.table.theta.shape[0])
-                return jax.tree.map(lambda a: a[rows], context.table)
-            key_theta, key_units = jax.random.split(rng_key)
-            return self.simulator.batch(key_units, context.proposal.sample(key_theta, size[0]), size[1])
-
         def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
             def at(theta, x, joint_score, ok):
                 eta = context.proposal.whiten(theta)
@@ -246,16 +256,10 @@ class Learner:
 
             return jnp.mean(jax.vmap(at)(*batch)), (~batch.ok).sum()
 
-        return make_trainer(loss_fn, next_batch)
+        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context.proposal, context.table))
 
     @cached_property
     def _mean_trainer(self) -> Trainer:
-        size = (self.training.num_thetas, self.training.num_per_theta)
-
-        def next_batch(rng_key: Array, context: MeanContext) -> Batch:
-            key_theta, key_units = jax.random.split(rng_key)
-            return self.simulator.batch(key_units, context.unit.proposal.sample(key_theta, size[0]), size[1])
-
         def loss_fn(weights: Any, batch: Batch, context: MeanContext) -> tuple[Array, Array]:
             unit = context.unit
             eta = jax.vmap(unit.proposal.whiten)(batch.theta)
@@ -264,4 +268,4 @@ class Learner:
             mean = jax.vmap(lambda e: self.learned.mean_network.mean(weights, e))(eta)
             return mean_loss(mean, s, batch.ok), (~batch.ok).sum()
 
-        return make_trainer(loss_fn, next_batch)
+        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context.unit.proposal, context.table))

@@ -16,6 +16,9 @@ from tqdm.auto import tqdm
 __all__ = ["LossCurve", "Trainer", "Training", "make_trainer", "progress", "train"]
 
 
+FRESH_BATCHES, TABLE_BATCHES = 2000, 40  # the least that every stage can work with
+
+
 @dataclass(frozen=True)
 class Training:
     """How the score is trained.
@@ -46,16 +49,17 @@ class Training:
     patience: int = 10
 
     def __post_init__(self):
-        least = 20 * self.batch_size
+        least = (FRESH_BATCHES if self.fresh else TABLE_BATCHES) * self.batch_size
         if self.num_simulations is not None and self.num_simulations < least:
+            kind = "a fresh stream" if self.fresh else "a table"
             raise ValueError(
-                f"Training(num_simulations={self.num_simulations}) is less than 20 batches of {self.num_thetas} x {self.num_per_theta} units ({least}). "
+                f"Training(num_simulations={self.num_simulations}, fresh={self.fresh}): {kind} needs at least {least}, in batches of {self.num_thetas} x {self.num_per_theta} units. "
                 "Give more, or make the batches smaller: Training(num_simulations=..., num_thetas=16, num_per_theta=4)."
             )
 
     @property
     def is_fresh(self) -> bool:
-        few = self.num_simulations is not None and self.num_simulations < 2000 * self.batch_size
+        few = self.num_simulations is not None and self.num_simulations < FRESH_BATCHES * self.batch_size
         return not few if self.fresh is None else self.fresh
 
     @property
@@ -104,7 +108,7 @@ def make_trainer(loss_fn: Callable[[Any, Any, Any], tuple[Array, Array]], next_b
         (weights, state), (losses, tallies) = jax.lax.scan(step, (weights, state), jnp.arange(CHUNK))
         return weights, state, losses.mean(), tallies.sum()
 
-    return Trainer(optimizer.init, run_chunk, jax.jit(lambda w, b, c: loss_fn(w, b, c)[0]))
+    return Trainer(jax.jit(optimizer.init), run_chunk, jax.jit(lambda w, b, c: loss_fn(w, b, c)[0]))
 
 
 def train(

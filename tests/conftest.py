@@ -1,9 +1,12 @@
 """Shape checks on in all tests, and the fits that they share."""
 
+from pathlib import Path
+
 from jaxtyping import install_import_hook
 
 hook = install_import_hook("numpyro_sls", "beartype.beartype")
 
+import jax  # noqa: E402
 from jax import random  # noqa: E402
 import pytest  # noqa: E402
 
@@ -11,6 +14,10 @@ from numpyro_sls import SLS, MLPScore, Training  # noqa: E402
 from tests.cases import CASES  # noqa: E402
 
 hook.uninstall()
+
+# The same programs are compiled in many tests: compile them once, and keep them for the next session.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,9 @@ def constrained(x):
     low = numpyro.sample("low", dist.Normal(0, 1))
     between = numpyro.sample("between", dist.Uniform(low, 10))  # its support moves with a parameter
     probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(3)))
-    cuts = numpyro.sample("cuts", dist.TransformedDistribution(dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform()))
+    cuts = numpyro.sample(
+        "cuts", dist.TransformedDistribution(dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform())
+    )
     hyper = numpyro.sample("hyper", dist.HalfCauchy(1))
     positive = numpyro.sample("positive", dist.Gamma(2, hyper))
     with numpyro.plate("units", x.shape[0]):

@@ -127,7 +127,7 @@ def exact_posterior(rng_key: Array, x: Float[Array, "n 5"], num_samples: int = 1
 
     def chain(key):
         _, draws = jax.lax.scan(step, (start, log_density(start)), jax.random.split(key, num_steps + num_steps // 2))
-        return draws[num_steps // 2 ::THINNING]
+        return draws[num_steps // 2 :: THINNING]
 
     draws = jax.jit(jax.vmap(chain))(jax.random.split(rng_key, num_chains)).reshape(-1, 3)
     return draws.at[:, 1].add(draws[:, 0])

@@ -1,0 +1,107 @@
+"""Fits against exact posteriors and exact scores."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+import pytest
+
+from numpyro_sls import SLS, Simulated, SLSLangevin, Training
+from tests.cases import CASES, compare, exact_samples
+
+
+def _posterior(fit, args, num_samples=2000):
+    mcmc = MCMC(SLSLangevin(fit), num_warmup=300, num_samples=num_samples, num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(1), *args)
+    return {k: np.asarray(v) for k, v in mcmc.get_samples().items()}
+
+
+@pytest.mark.parametrize("name", ["location_scale", "mixture"])
+def test_posterior_is_within_the_bars(name, request):
+    """W1 at most 0.15 exact sds, sd ratio within 0.9-1.1: implicit in every coordinate, and joint in every one."""
+    short = name.split("_")[0]
+    fit, args = request.getfixturevalue(f"{short}_fit"), request.getfixturevalue(f"{short}_data")
+    distance = compare(_posterior(fit, args), exact_samples(CASES[name], args))
+    assert distance.w1.max() <= 0.15, distance
+    assert 0.9 <= distance.sd_ratio.min() <= distance.sd_ratio.max() <= 1.1, distance
+
+
+def test_score_of_a_unit_is_the_exact_one(location_fit):
+    """x ~ N(a, b) with theta = (a, log b)."""
+    theta = location_fit.posterior.unit.proposal.unwhiten(location_fit.data.centre)
+    x = location_fit.units.simulate_x(random.key(7), theta, 4000)
+    exact = jax.vmap(jax.grad(lambda t, x: dist.Normal(t[0], jnp.exp(t[1])).log_prob(x[0])), (None, 0))(theta, x)
+    error = location_fit.score(theta, x) - exact
+    relative = jnp.mean(error**2, axis=0) / jnp.mean(exact**2, axis=0)
+    assert relative.max() < 0.02, relative
+
+
+def test_nuts_on_the_learned_potential_agrees(location_fit, location_data):
+    mcmc = MCMC(NUTS(potential_fn=location_fit.potential_fn(*location_data)), num_warmup=300, num_samples=1000, progress_bar=False)
+    mcmc.run(random.key(0), init_params={"a": jnp.array(1.0), "b": jnp.array(0.7)})
+    ours = _posterior(location_fit, location_data)
+    theirs = mcmc.get_samples()
+    # about 500 effective draws of NUTS: a standard error of 0.045 sds
+    assert abs(theirs["a"].mean() - ours["a"].mean()) < 5 * 0.05 * ours["a"].std()
+    assert abs(jnp.exp(theirs["b"]).mean() - ours["b"].mean()) < 5 * 0.05 * ours["b"].std()
+
+
+def test_what_a_fit_reports(location_fit):
+    assert location_fit.joint.valid.tolist() == [False, False]
+    stages = location_fit.simulations
+    assert {"localization", "round 1", "training", "debiasing", "debiasing near the posterior"} <= set(stages)
+    assert all(s.num_failed == 0 for s in stages.values())
+    curve = location_fit.curves["training"]
+    assert len(curve.train) == len(curve.held_out) == len(curve.steps)
+    assert np.all(location_fit.local_mean.offset_se * 200 <= 0.03)
+
+
+def test_networks_without_a_potential_say_so(mlp_fit, location_data):
+    with pytest.raises(ValueError, match="has a score but no potential"):
+        mlp_fit.potential_fn(*location_data)
+
+
+def test_the_same_key_gives_the_same_fit(table_fit, location_data):
+    again = table_fit.sls.run(random.key(0), *location_data, progress_bar=False)
+    for a, b in zip(jax.tree.leaves(table_fit.posterior.unit), jax.tree.leaves(again.posterior.unit), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_tractable_models_are_told_that_nuts_would_do():
+    def model(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 3))
+        with numpyro.plate("units", x.shape[0]):
+            numpyro.sample("x", dist.Normal(loc, 1), obs=x)
+
+    x = 1 + random.normal(random.key(0), (50,))
+    with pytest.warns(UserWarning, match="NUTS") as caught:
+        fit = SLS(model, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+    assert sum("NUTS" in str(w.message) for w in caught) == 1
+    mean = _posterior(fit, (x,), 500)["loc"].mean()
+    # the exact posterior is N(x.sum() / (n + 1/9), 1 / (n + 1/9)); a small table leaves a few tenths of an sd
+    assert abs(mean - x.sum() / (50 + 1 / 9)) < 0.5 / np.sqrt(50)
+
+
+def test_failed_simulations_are_counted():
+    def model(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 3))
+        with numpyro.plate("units", x.shape[0]):
+            z = numpyro.sample("z", dist.Normal())
+            numpyro.sample("x", Simulated(jnp.where(z > 2.0, jnp.nan, loc + z)), obs=x)
+
+    x = 1 + random.normal(random.key(0), (50,)).clip(max=2.0)
+    fit = SLS(model, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+    spent = fit.simulations["training"]
+    assert abs(spent.num_failed / spent.num - 0.0228) < 5 * np.sqrt(0.0228 / spent.num)
+
+
+def test_settings_are_checked_before_anything_runs():
+    with pytest.raises(ValueError, match="'explicit' is not known"):
+        SLS(CASES["gaussian"].model, target="explicit")
+    with pytest.raises(TypeError, match="takes a NumPyro model"):
+        SLS("model")
+    with pytest.raises(ValueError, match="kappa=-1"):
+        SLS(CASES["gaussian"].model, kappa=-1.0)

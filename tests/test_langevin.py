@@ -1,0 +1,165 @@
+"""SLSLangevin as a NumPyro kernel: every chain method, one training, no new compilation, pickling."""
+
+import pickle
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_sls import SLS, SLSLangevin, Training
+from tests.cases import CASES, compare
+
+
+def _mcmc(kernel, chains=2, method="vectorized", samples=100, **kwargs):
+    return MCMC(kernel, num_warmup=100, num_samples=samples, num_chains=chains, chain_method=method, progress_bar=False, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["sequential", "parallel", "vectorized", jax.vmap])
+def test_chain_methods_agree(location_fit, location_data, method):
+    keys = random.split(random.key(0), 2)
+    solo = _mcmc(SLSLangevin(location_fit), chains=1)
+    solo.run(keys[1], *location_data)
+    mcmc = _mcmc(SLSLangevin(location_fit), method=method)
+    mcmc.run(keys, *location_data)
+    samples = mcmc.get_samples(group_by_chain=True)
+    assert samples["a"].shape == (2, 100)
+    np.testing.assert_allclose(samples["a"][1], solo.get_samples()["a"], rtol=2e-3, atol=2e-3)
+
+
+def test_state_and_fields(location_fit, location_data):
+    kernel = SLSLangevin(location_fit)
+    assert kernel.model is CASES["location_scale"].model
+    assert (kernel.sample_field, kernel.default_fields) == ("z", ("z", "diverging"))
+    mcmc = _mcmc(kernel)
+    mcmc.run(random.key(0), *location_data, extra_fields=("accept_prob", "potential_energy", "z.b"))
+    fields = mcmc.get_extra_fields()
+    assert not fields["diverging"].any()
+    assert 0.4 < float(fields["accept_prob"].mean()) < 0.95
+    np.testing.assert_allclose(jnp.exp(fields["z.b"]), mcmc.get_samples()["b"], rtol=1e-4)
+    assert "acc. prob" in kernel.get_diagnostics_str(jax.tree.map(lambda a: a[0], mcmc.last_state._replace(data=None)))
+    mcmc.print_summary()
+
+
+def test_warm_up_and_resume(location_fit, location_data):
+    mcmc = _mcmc(SLSLangevin(location_fit), chains=1)
+    mcmc.warmup(random.key(0), *location_data)
+    mcmc.run(random.key(1), *location_data)
+    step_size = mcmc.last_state.step_size
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.post_warmup_state.rng_key, *location_data)
+    assert mcmc.last_state.step_size == step_size, "no adaptation after warm-up"
+    assert int(mcmc.last_state.i) == 300
+
+
+def test_init_params_start_the_chain(location_fit, location_data):
+    kernel = SLSLangevin(location_fit)
+    state = kernel.init(random.key(0), 10, {"a": jnp.array(1.5), "b": jnp.array(0.3)}, location_data, {})
+    np.testing.assert_allclose([state.z["a"], state.z["b"]], [1.5, 0.3], rtol=1e-4)
+    far = kernel.init(random.key(0), 10, {"a": jnp.array(500.0), "b": jnp.array(0.3)}, location_data, {})
+    assert bool(far.diverging), "outside the trained region"
+
+
+@pytest.fixture(scope="module")
+def counted(location_data):
+    """A kernel that fits by itself, run twice, with the number of fits and of new compilations in the second run."""
+    fits = []
+
+    class Counting(SLS):
+        def run(self, *args, **kwargs):
+            fits.append(args)
+            return super().run(*args, **kwargs)
+
+    kernel = SLSLangevin(CASES["location_scale"].model, progress_bar=False)
+    kernel._sls = Counting(kernel.model, training=Training(num_simulations=60_000))
+    mcmc = _mcmc(kernel)
+    mcmc.run(random.key(0), *location_data)
+    first = mcmc.get_samples()
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    mcmc.run(random.key(0), *location_data)
+    num_compiled = len(compiled)
+    return kernel, mcmc, first, fits, num_compiled
+
+
+def test_running_again_neither_trains_nor_compiles(counted):
+    _, mcmc, first, fits, num_compiled = counted
+    assert len(fits) == 1
+    assert num_compiled == 0
+    np.testing.assert_array_equal(first["a"], mcmc.get_samples()["a"])
+
+
+@pytest.mark.parametrize("method", ["sequential", "parallel"])
+def test_training_happens_once_and_outside_any_trace(counted, location_data, method):
+    kernel, _, first, _, _ = counted
+    again = SLSLangevin(kernel.model, progress_bar=False, training=Training(num_simulations=60_000))
+    mcmc = _mcmc(again, method=method)
+    mcmc.run(random.key(0), *location_data)
+    assert again.fit is not None
+    np.testing.assert_allclose(mcmc.get_samples()["a"], first["a"], rtol=2e-3, atol=2e-3)
+
+
+def test_new_data_with_a_given_fit_are_not_trained_on(location_fit):
+    x = CASES["location_scale"].simulate(random.key(11), 900)[0]
+    mcmc = _mcmc(SLSLangevin(location_fit), samples=1000)
+    mcmc.run(random.key(0), x)
+    samples = mcmc.get_samples()
+    # the posterior sd of a is b / sqrt(n)
+    assert abs(samples["a"].mean() - x.mean()) < 0.3 * x.std() / 30
+    np.testing.assert_allclose(samples["a"].std(), x.std() / 30, rtol=0.15)
+
+
+def test_new_data_with_jitted_arguments_are_refused_by_a_kernel_that_fits(counted, location_data):
+    kernel, _, _, _, _ = counted
+    mcmc = _mcmc(kernel, chains=1, jit_model_args=True)
+    mcmc.run(random.key(0), *location_data)
+    with pytest.raises(ValueError, match="jit_model_args"):
+        mcmc.run(random.key(0), location_data[0] + 1.0)
+
+
+def test_kernel_without_a_potential_uses_the_line_integral(mlp_fit, table_fit, location_data):
+    a, b = ({k: np.asarray(v) for k, v in _sampled(f, location_data).items()} for f in (mlp_fit, table_fit))
+    distance = compare(a, b)
+    assert distance.sd_ratio.max() < 1.6, "both are rough fits of the same posterior"
+    assert np.all(np.abs(distance.shift) < 1.0)
+
+
+def _sampled(fit, args):
+    mcmc = _mcmc(SLSLangevin(fit), samples=1000)
+    mcmc.run(random.key(0), *args)
+    return mcmc.get_samples()
+
+
+def test_deterministic_sites_are_collected(location_data):
+    import numpyro
+
+    def model(x):
+        CASES["location_scale"].model(x)
+        numpyro.deterministic("constant", jnp.array(2.0))
+
+    mcmc = _mcmc(SLSLangevin(model, training=Training(num_simulations=60_000), progress_bar=False), chains=1)
+    mcmc.run(random.key(0), *location_data, extra_fields=("~z.a",))
+    assert set(mcmc.get_samples()) == {"b", "constant"}
+
+
+def test_pickling(table_fit, location_data):
+    kernel = SLSLangevin(table_fit)
+    mcmc = _mcmc(kernel, chains=1)
+    mcmc.run(random.key(0), *location_data)
+    again = pickle.loads(pickle.dumps(mcmc))
+    np.testing.assert_array_equal(again.get_samples()["a"], mcmc.get_samples()["a"])
+    again.run(random.key(0), *location_data)
+    np.testing.assert_allclose(again.get_samples()["a"], mcmc.get_samples()["a"], rtol=1e-4)
+
+
+def test_settings_are_checked(table_fit):
+    with pytest.raises(TypeError, match="has its settings already"):
+        SLSLangevin(table_fit, target="implicit")
+    with pytest.raises(ValueError, match="num_steps=0"):
+        SLSLangevin(table_fit, num_steps=0)
+    with pytest.raises(ValueError, match="target_accept_prob"):
+        SLSLangevin(table_fit, target_accept_prob=2.0)

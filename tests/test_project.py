@@ -1,0 +1,65 @@
+"""The shape of the project: import direction, documented names, examples that run."""
+
+import ast
+import doctest
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+import numpyro_sls
+
+ROOT = Path(__file__).parents[1]
+# DESIGN.md, section 2, with `joint` and `learning` put where they belong. A module imports only from modules above it.
+ORDER = [
+    "model",
+    "parameters",
+    "units",
+    "distances",
+    "boundary",
+    "localization",
+    "proposal",
+    "simulate",
+    "networks",
+    "objectives",
+    "joint",
+    "training",
+    "debias",
+    "score",
+    "learning",
+    "fit",
+    "langevin",
+    "checkpoint",
+    "diagnostics",
+    "arviz_io",
+    "plots",
+    "models",
+]
+
+
+def _imports(path: Path) -> set[str]:
+    modules = [n.module for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) and n.module]
+    return {m.split(".")[1] for m in modules if m.startswith("numpyro_sls.")}
+
+
+def test_data_flow_down_and_never_back_up():
+    paths = [p for p in (ROOT / "numpyro_sls").glob("*.py") if p.stem != "__init__"]
+    assert {p.stem for p in paths} <= set(ORDER), "a new module needs its place in the order"
+    for path in paths:
+        below = {m for m in _imports(path) if ORDER.index(m) >= ORDER.index(path.stem)}
+        assert not below, f"{path.name} imports {below}, which stand below it"
+
+
+@pytest.mark.parametrize("name", [n for n in numpyro_sls.__all__ if n not in ("models", "SLSLangevinState")])
+def test_public_names_have_a_docstring_with_a_doctest(name):
+    examples = doctest.DocTestParser().get_examples(getattr(numpyro_sls, name).__doc__ or "")
+    assert examples, f"{name} has no example"
+
+
+def test_the_example_runs_small(tmp_path):
+    command = [sys.executable, "examples/queue.py", "--small", "--output", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "theta1" in done.stdout
+    assert (tmp_path / "queue.png").exists()
