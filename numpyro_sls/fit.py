@@ -90,7 +90,8 @@ class SLSFit:
             )
         key = _key_of(x)
         x = self.sls.smoothed(x, self.units)
-        data, _, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
+        data, mode, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
+        _warn_of_region(mode, {})
         return data
 
 
@@ -175,18 +176,21 @@ class SLS:
         everywhere = np.ones(len(prior_centre), bool)
         first = worth_units(centre, prior_covariance, information, 1.0, everywhere)
         joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
-        _warn_of_joint(joint, units.parameters.labels)
+        _warn_of_joint(joint, units.parameters.labels, self.target)
 
         learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior_centre), self.debias.width))
         learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
-        proposal, curves = self._centre(next(keys), learner, observed, centre, prior_covariance, information, budget["first rounds"])
+        curves: dict[str, LossCurve] = {}
+        proposal = worth_units(centre, prior_covariance, information, 0.0, joint.valid)
+        if localized is not None:
+            proposal, curves = self._centre(next(keys), learner, observed, centre, prior_covariance, information, budget["first rounds"])
         unit, curves["training"] = learner.score(next(keys), proposal, budget["training"], "training")
         key_mean, key_local = jax.random.split(next(keys))
         unit, curves["debiasing"] = learner.mean(key_mean, unit, budget["debiasing"])
 
         posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
         data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
-        _warn_of_region(mode, units.parameters.labels)
+        _warn_of_region(mode, curves)
         if progress_bar:
             print(simulator.report())
         return SLSFit(
@@ -278,15 +282,23 @@ def _warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=find_stack_level())
 
 
-def _warn_of_joint(joint: JointValidity, labels: list[str]) -> None:
+def _warn_of_joint(joint: JointValidity, labels: list[str], target: str) -> None:
+    if target == "joint" and joint.moves.any():
+        moving = [label for label, moves in zip(labels, joint.moves, strict=True) if moves]
+        _warn(
+            f"target='joint' does not hold in {moving}: a support or a Simulated value moves with them. They are learnt from the implicit target."
+        )
     failed = [label for label, bad in zip(labels, joint.fails_mean_zero, strict=True) if bad]
     if failed:
         _warn(f"The traced joint score does not have mean zero in {failed}; these coordinates are learnt from the implicit target instead.")
 
 
-def _warn_of_region(mode: Mode, labels: list[str]) -> None:
+def _warn_of_region(mode: Mode, curves: dict[str, LossCurve]) -> None:
+    for stage, curve in curves.items():
+        if "not finite" in curve.outcome:
+            _warn(f"{stage.capitalize()} {curve.outcome}. The last weights with a finite loss are kept; try Training(learning_rate=3e-3).")
     eta = np.asarray(mode.eta)
-    if not np.linalg.norm(eta) < np.sqrt(len(eta)) + 2:
+    if not np.linalg.norm(eta) < np.sqrt(len(eta)) + 1:
         _warn(
             f"The mode of the posterior is {np.linalg.norm(eta):.1f} sds from the centre of the training region: the posterior is not to be trusted. "
             "Widen the region with a smaller kappa=, or search longer with localization=Localization(num_rounds=20)."

@@ -1,6 +1,7 @@
 """Langevin dynamics on the learned posterior score, Metropolis-adjusted, as a NumPyro kernel."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -105,6 +106,10 @@ class SLSLangevin(MCMCKernel):
         self._progress_bar = progress_bar
         self._num_warmup = 0
         self._compiled_for_any_data = False
+        self._compiled_start: tuple[SLSFit, tuple[Callable, Callable]] | None = None
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_compiled_start": None}
 
     @property
     def model(self):
@@ -132,10 +137,10 @@ class SLSLangevin(MCMCKernel):
         # Under pmap or jit the keys are traced, but the data are not: the fit runs outside the trace, once.
         with jax.ensure_compile_time_eval():
             fit, data = self._fit_and_terms(model_args, model_kwargs or {})
-        start = lambda key, params: self._start(fit, data, key, params)  # noqa: E731
-        if is_prng_key(rng_key):
-            return start(rng_key, init_params)
-        return jax.vmap(start, in_axes=(0, None if init_params is None else 0), out_axes=_BY_CHAIN)(rng_key, init_params)
+        if self._compiled_start is None or self._compiled_start[0] is not fit:
+            self._compiled_start = fit, _compile_start(partial(self._start, fit))
+        one, many = self._compiled_start[1]
+        return (one if is_prng_key(rng_key) else many)(data, rng_key, init_params)
 
     def sample(self, state: SLSLangevinState, model_args, model_kwargs) -> SLSLangevinState:
         """The next draw: ``num_steps`` Langevin steps, and in warm-up a better step size."""
@@ -225,6 +230,16 @@ class SLSLangevin(MCMCKernel):
             data,
             rng_key,
         )
+
+
+def _compile_start(start: Callable) -> tuple[Callable, Callable]:
+    """For one chain, and for one a key."""
+
+    def many(data, keys, init_params):
+        in_axes = (None, 0, None if init_params is None else 0)
+        return jax.vmap(start, in_axes=in_axes, out_axes=_BY_CHAIN)(data, keys, init_params)
+
+    return jax.jit(start), jax.jit(many)
 
 
 def langevin_step(rng_key: Array, point: _Point, step_size: Array, posterior: PosteriorScore, data: DataTerms) -> tuple[_Point, Array]:

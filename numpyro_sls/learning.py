@@ -1,6 +1,6 @@
 """One round of learning: the score of a unit under a proposal, its mean, and what one data set makes of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -46,10 +46,17 @@ class LocalContext(NamedTuple):
 
 
 HELD_OUT_THETAS = 256
+CENTRE_UNITS = 100_000  # simulated at most to debias the middle of the region
 MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 LARGE = (256, 64)  # thetas and units in a batch of the local debiasing, where there is room for ten
+
+
+def _around(data: DataTerms, centre: Float[Array, " d"], factor: Float[Array, "d d"]) -> DataTerms:
+    """The same data with the local coordinates delta laid elsewhere, and no local mean yet."""
+    zero = jnp.zeros_like(centre)
+    return data._replace(centre=centre, factor=factor, inverse=jnp.linalg.inv(factor), offset=zero, slope=jnp.zeros_like(factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +69,9 @@ class Learner:
     target: str
     joint_valid: Bool[np.ndarray, " d"]
     progress_bar: bool
+
+    def __getstate__(self) -> dict:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
 
     def score(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[UnitScore, LossCurve]:
         """Train the score of one unit under a proposal with so many simulated units."""
@@ -122,17 +132,24 @@ class Learner:
         self, rng_key: Array, unit: UnitScore, x: Float[Array, "n p"], settings: Debias, max_simulations: int
     ) -> tuple[DataTerms, Mode, LocalMean]:
         """Sum the score over a data set, find its mode and debias around it; again there, if that moved it."""
-        data = self.terms(unit, x)
-        mode, left, moved = self.mode(unit, data), max_simulations, True
-        for i, key in enumerate(jax.random.split(rng_key, 3)):
-            zero = jnp.zeros_like(mode.eta)
-            inverse = jnp.linalg.inv(mode.factor)
-            data = data._replace(centre=mode.eta, factor=mode.factor, inverse=inverse, offset=zero, slope=jnp.zeros_like(inverse))
-            data, found = self._local(key, unit, data, settings, left // 5 if moved and i < 2 else left)
+        keys = jax.random.split(rng_key, 4)
+        # First over the middle of the region: the mode of a score that is off by a constant can be anywhere.
+        wide = 0.5 * jnp.eye(unit.proposal.dim)
+        data = _around(self.terms(unit, x), jnp.zeros(unit.proposal.dim), wide)
+        found = self._local(keys[0], unit, data, 0.0, min(max_simulations // 5, CENTRE_UNITS))
+        data = data._replace(offset=found.offset, slope=found.slope)
+        left, mode, moved = max_simulations - found.num_simulated, self.mode(unit, data), True
+        for i, key in enumerate(keys[1:]):
+            data = _around(data, mode.eta, mode.factor)
+            # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
+            found = self._local(key, unit, data, settings.tolerance / x.shape[0], left // 5 if moved and i < 2 else left)
+            error = float(jnp.max(found.offset_se)) * x.shape[0]
+            # A slope that is mostly noise can cancel the information itself and send the mode away.
+            data = data._replace(offset=found.offset, slope=found.slope * (error <= MAX_SLOPE_SE))
             left -= found.num_simulated
             mode = self.mode(unit, data)
-            moved = bool(jnp.linalg.norm(inverse @ (mode.eta - data.centre)) > MAX_MOVE)
-            if left < self.training.batch_size * 10 or (not moved and np.all(found.offset_se * x.shape[0] <= settings.tolerance)):
+            moved = bool(jnp.linalg.norm(data.inverse @ (mode.eta - data.centre)) > MAX_MOVE)
+            if left < self.training.batch_size * 10 or (not moved and error <= settings.tolerance):
                 break
         return data, mode, found
 
@@ -151,26 +168,21 @@ class Learner:
         log_prior = self.simulator.units.parameters.log_prior
         return jax.jit(lambda unit, data: find_mode(PosteriorScore(self.learned, unit, log_prior), data))
 
-    def _local(
-        self, rng_key: Array, unit: UnitScore, data: DataTerms, settings: Debias, max_simulations: int
-    ) -> tuple[DataTerms, LocalMean]:
-        """Measure and remove the mean of the score around the centre of one data set's terms."""
+    def _local(self, rng_key: Array, unit: UnitScore, data: DataTerms, tolerance: float, max_simulations: int) -> LocalMean:
+        """Measure the mean of the score around the centre of one data set's terms."""
         stage = "debiasing near the posterior"
         key_pilot, key_mean = jax.random.split(rng_key)
-        n, d = float(data.num_units), unit.proposal.dim
+        d = unit.proposal.dim
         eta = data.centre + jax.random.normal(key_pilot, (self.training.num_thetas, d)) @ data.factor.T
         pilot = self._simulate(key_pilot, jax.vmap(unit.proposal.unwhiten)(eta), self.training.num_per_theta)
         self.simulator.count(stage, pilot.ok.size, int((~pilot.ok).sum()))
         context = LocalContext(MeanContext(unit, self._control(unit, pilot)), data)
         large = max_simulations >= 10 * LARGE[0] * LARGE[1]
         sums_fn, size = (self._large_sums, LARGE[0] * LARGE[1]) if large else (self._small_sums, self.training.batch_size)
-        # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
-        tolerance = jnp.full(d, settings.tolerance / n)
-        found = local_mean(key_mean, sums_fn, context, d, tolerance, max_simulations - pilot.ok.size, size, self.progress_bar)
+        left = max_simulations - pilot.ok.size
+        found = local_mean(key_mean, sums_fn, context, d, jnp.full(d, tolerance), left, size, self.progress_bar)
         self.simulator.count(stage, found.num_simulated, found.num_failed)
-        # A slope that is mostly noise can cancel the information itself and send the mode away.
-        slope = found.slope * (jnp.max(found.offset_se) * n <= MAX_SLOPE_SE)
-        return data._replace(offset=found.offset, slope=slope), found._replace(num_simulated=found.num_simulated + pilot.ok.size)
+        return found._replace(num_simulated=found.num_simulated + pilot.ok.size)
 
     @cached_property
     def _large_sums(self):

@@ -12,52 +12,12 @@ from jax.typing import ArrayLike
 import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.primitives import _PYRO_STACK, Messenger, plate
 
+from numpyro_sls.sites import Simulated, check_data, check_latents_exist, check_parameters, fixed_value, is_factor, is_fixed, plates
+
 __all__ = ["ModelRun", "Simulated", "TracedModel", "trace_model"]
-
-
-class Simulated(dist.Distribution):
-    """An observation that can be simulated but has no density.
-
-    :param value: what the simulator produced, batch dimensions first.
-    :param event_dim: how many dimensions on the right make one event.
-
-    **Example:**
-
-    >>> import jax.numpy as jnp
-    >>> from numpyro_sls import Simulated
-    >>> d = Simulated(jnp.zeros((100, 5)), event_dim=1)
-    >>> d.batch_shape, d.event_shape
-    ((100,), (5,))
-    """
-
-    arg_constraints = {"value": constraints.dependent(is_discrete=False)}
-    reparametrized_params = ["value"]
-
-    def __init__(self, value: ArrayLike, event_dim: int = 0, *, validate_args: bool | None = None):
-        shape = jnp.shape(value)
-        if not 0 <= event_dim <= len(shape):
-            raise ValueError(
-                f"Simulated got a value of shape {shape} and event_dim={event_dim}; event_dim must lie between 0 and {len(shape)}."
-            )
-        self.value = value
-        cut = len(shape) - event_dim
-        super().__init__(shape[:cut], shape[cut:], validate_args=validate_args)
-
-    @constraints.dependent_property
-    def support(self) -> constraints.Constraint:
-        return constraints.independent(constraints.real, self.event_dim)
-
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
-        return jnp.broadcast_to(self.value, sample_shape + self.batch_shape + self.event_shape)
-
-    def log_prob(self, value: ArrayLike) -> Array:
-        raise NotImplementedError(
-            "Simulated has no density, so NUTS, SVI and other likelihood-based methods cannot use it. "
-            "Use MCMC(SLSLangevin(model), ...), which learns the score of the likelihood from simulations."
-        )
 
 
 class ModelRun(NamedTuple):
@@ -128,27 +88,27 @@ def trace_model(
     kwargs = dict(model_kwargs or {})
     with handlers.seed(rng_seed=0), handlers.trace() as trace, _FullPlates():
         model(*model_args, **kwargs)
-    observed = {k: s for k, s in trace.items() if s["type"] == "sample" and s["is_observed"] and not _is_factor(s)}
+    observed = {k: s for k, s in trace.items() if s["type"] == "sample" and s["is_observed"] and not is_factor(s)}
     latent = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
     if not observed:
         raise ValueError(
             "The model has no observed site: nothing was passed as obs=. Pass the data to the model, "
             "numpyro.sample('x', ..., obs=x), and call run(rng_key, x)."
         )
-    _check_latents_exist(latent, params)
+    check_latents_exist(latent, params)
     frame = _choose_plate(trace, observed, unit_plate) if units == "plate" else None
     name = None if frame is None else frame.name
-    inside = {k for k, s in trace.items() if name is not None and name in _plates(s)}
+    inside = {k for k, s in trace.items() if name is not None and name in plates(s)}
     parameters = tuple(
-        k for k in latent if (k in params if params is not None else k not in inside and (name is not None or not _plates(latent[k])))
+        k for k in latent if (k in params if params is not None else k not in inside and (name is not None or not plates(latent[k])))
     )
     if not parameters:
         raise ValueError(
             f"The model has no latent parameter: every latent site ({', '.join(latent)}) is inside the plate {name!r}. "
             "A parameter is sampled outside the plate of the data; a site inside it is a nuisance, simulated away."
         )
-    _check_parameters(latent, parameters, inside, name)
-    _check_data(observed, trace, name)
+    check_parameters(latent, parameters, inside, name)
+    check_data(observed, trace, name)
     traced = TracedModel(
         model,
         tuple(model_args),
@@ -160,7 +120,7 @@ def trace_model(
         name,
         0 if frame is None else frame.dim,
         1 if frame is None else frame.size,
-        sum(_is_fixed(s["fn"]) for s in observed.values()),
+        sum(is_fixed(s["fn"]) for s in observed.values()),
     )
     _check_runs_for_any_units(traced, trace)
     return _with_deterministics(traced, [k for k, s in trace.items() if s["type"] == "deterministic" and k not in inside])
@@ -199,7 +159,7 @@ class _Run(_FullPlates):
         elif msg["type"] == "prng_key":
             self.num_keys += 1
             msg["value"] = jax.random.fold_in(self.rng_key, self.num_keys)
-        elif msg["type"] == "sample" and not _is_factor(msg):
+        elif msg["type"] == "sample" and not is_factor(msg):
             self._fill(msg)
 
     def _fill(self, msg: dict) -> None:
@@ -242,10 +202,10 @@ def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, g
             u = given[name] if name in given else transform.inv(value)
             params[name], unconstrained[name] = value, u
             log_prior += fn.log_prob(value).sum() + transform.log_abs_det_jacobian(u, value).sum()
-        elif _is_factor(site):
+        elif is_factor(site):
             log_prior += fn.log_prob(value).sum()
-        elif _is_fixed(fn):
-            anchors += jax.tree.leaves(_fixed_value(fn))
+        elif is_fixed(fn):
+            anchors += jax.tree.leaves(fixed_value(fn))
             if name in traced.observations:
                 values[name] = value
         else:
@@ -291,32 +251,9 @@ def _support_anchors(fn: dist.Distribution, value: Array) -> list[Array]:
     return anchors
 
 
-def _unwrapped(fn: dist.Distribution) -> dist.Distribution:
-    while isinstance(fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
-
-
-def _is_fixed(fn: dist.Distribution) -> bool:
-    return isinstance(_unwrapped(fn), (Simulated, dist.Delta))
-
-
-def _fixed_value(fn: dist.Distribution) -> ArrayLike:
-    base = _unwrapped(fn)
-    return base.value if isinstance(base, Simulated) else base.v
-
-
-def _is_factor(site: Mapping[str, Any]) -> bool:
-    return isinstance(_unwrapped(site["fn"]), dist.Unit)
-
-
-def _plates(site: Mapping[str, Any]) -> list[str]:
-    return [frame.name for frame in site.get("cond_indep_stack", [])]
-
-
 def _choose_plate(trace: Mapping[str, dict], observed: Mapping[str, dict], unit_plate: str | None):
     """The outermost plate that encloses every observed site, or the one that was asked for."""
-    common = [f for f in next(iter(observed.values()))["cond_indep_stack"] if all(f.name in _plates(s) for s in observed.values())]
+    common = [f for f in next(iter(observed.values()))["cond_indep_stack"] if all(f.name in plates(s) for s in observed.values())]
     if unit_plate is not None:
         for frame in common:
             if frame.name == unit_plate:
@@ -332,73 +269,6 @@ def _choose_plate(trace: Mapping[str, dict], observed: Mapping[str, dict], unit_
             "If they are not, treat the data set as one unit with units='whole'."
         )
     return common[-1]
-
-
-def _check_latents_exist(latent: Mapping[str, dict], params: Sequence[str] | None) -> None:
-    if not latent:
-        raise ValueError(
-            "The model has no latent parameter: it samples nothing but its observations. Give at least one site a prior outside the plate of the data."
-        )
-    unknown = [p for p in params or () if p not in latent]
-    if unknown:
-        raise ValueError(
-            f"params={list(params or ())} names {unknown}, which are not latent sites of the model; its latent sites are {list(latent)}."
-        )
-
-
-def _check_parameters(latent: Mapping[str, dict], parameters: tuple[str, ...], inside: set[str], name: str | None) -> None:
-    for k in parameters:
-        if k in inside:
-            raise ValueError(
-                f"The site {k!r} is inside the plate {name!r}: it is different for every unit and cannot be a parameter. Leave it out of params=."
-            )
-        if latent[k]["fn"].support.is_discrete:
-            raise ValueError(
-                f"The parameter {k!r} is discrete ({type(_unwrapped(latent[k]['fn'])).__name__}). Parameters must be continuous: Langevin dynamics follows a gradient. "
-                "If it belongs to a unit, sample it inside the plate of the data, where it is simulated away."
-            )
-        if isinstance(_unwrapped(latent[k]["fn"]), dist.ImproperUniform):
-            raise ValueError(
-                f"The parameter {k!r} has an improper prior, from which nothing can be simulated. Give it a proper one, however wide."
-            )
-    stray = [k for k in latent if k not in parameters and k not in inside]
-    if stray and name is not None:
-        raise ValueError(
-            f"The latent sites {stray} are outside the plate {name!r} and not among params={list(parameters)}: with them simulated away the units "
-            "are no longer independent. Add them to params, or use units='whole'."
-        )
-
-
-def _check_data(observed: Mapping[str, dict], trace: Mapping[str, dict], name: str | None) -> None:
-    for k, s in observed.items():
-        if isinstance(s["value"], jax.core.Tracer):
-            raise TypeError(
-                f"The data of {k!r} are traced by a JAX transformation. Fit first, fit = SLS(model).run(rng_key, x), and use SLSLangevin(fit) there."
-            )
-        if isinstance(s["fn"], dist.MaskedDistribution):
-            raise ValueError(
-                f"The observed site {k!r} is masked. Simulations would not be: leave the missing rows out, or observe them through a Simulated(...) that blanks them."
-            )
-        value = np.asarray(s["value"])
-        expected = tuple(s["fn"].shape())
-        if value.shape != expected:
-            raise ValueError(
-                f"The data of {k!r} have shape {value.shape}, but the site has shape {expected}: batch shape {tuple(s['fn'].batch_shape)} (plates {_plates(s)}) "
-                f"and event shape {tuple(s['fn'].event_shape)}. Make the plate as long as the data, and use .to_event() or event_dim= for what is one unit."
-            )
-        if not np.all(np.isfinite(value)):
-            raise ValueError(
-                f"The data of {k!r} hold {int((~np.isfinite(value)).sum())} values that are NaN or infinite. Drop or impute those rows first."
-            )
-    for k, s in trace.items():
-        if s["type"] != "sample":
-            continue
-        if _is_factor(s) and (name is None or name in _plates(s)):
-            raise ValueError(
-                f"The factor {k!r} cannot be simulated: inside the plate of the data every site needs a sampler. Move it outside, where it counts as part of the prior."
-            )
-        if s["scale"] is not None and np.any(np.asarray(s["scale"]) != 1):
-            raise ValueError(f"The site {k!r} is scaled (handlers.scale): a scaled likelihood cannot be simulated. Remove the scale.")
 
 
 def _check_runs_for_any_units(traced: TracedModel, trace: Mapping[str, dict]) -> None:

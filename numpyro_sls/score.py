@@ -144,7 +144,9 @@ def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
         move = vectors @ (vectors.T @ score / values)
         length = jnp.linalg.norm(move)
         move = jnp.where(jnp.all(jnp.isfinite(move)), move * jnp.minimum(1.0, MAX_STEP / jnp.maximum(length, 1e-12)), 0.0)
-        return eta + move, None
+        eta = eta + move
+        # Outside the region the score was never trained, and whatever vanishes there is not a mode.
+        return eta * jnp.minimum(1.0, (data.radius - 1.0) / jnp.maximum(jnp.linalg.norm(eta), 1e-12)), None
 
     eta, _ = jax.lax.scan(step, data.centre, length=NUM_NEWTON)
     score, values, vectors = newton(eta)

@@ -13,6 +13,7 @@ import numpyro_sls
 ROOT = Path(__file__).parents[1]
 # DESIGN.md, section 2, with `joint` and `learning` put where they belong. A module imports only from modules above it.
 ORDER = [
+    "sites",
     "model",
     "parameters",
     "units",
