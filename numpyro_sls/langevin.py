@@ -266,10 +266,13 @@ def _log_density_ratio(posterior: PosteriorScore, data: DataTerms, old: _Point, 
     """By the potential; where there is none, by the line integral of the score between the two points."""
     if posterior.learned.network.has_potential:
         return old.potential - new.potential
-    move = new.delta - old.delta
+    return line_integral(lambda delta: _score_delta(posterior, data, delta), old.delta, new.delta - old.delta)
+
+
+def line_integral(score_fn: Callable[[Array], Array], start: Float[Array, " d"], move: Float[Array, " d"]) -> Float[Array, ""]:
+    """int_0^1 s(start + a move) . move da, by Gauss-Legendre."""
     nodes, weights = GAUSS_LEGENDRE
-    parts = [w * _score_delta(posterior, data, old.delta + a * move) @ move for a, w in zip(nodes, weights, strict=True)]
-    return jnp.stack(parts).sum()
+    return jnp.stack([w * score_fn(start + a * move) @ move for a, w in zip(nodes, weights, strict=True)]).sum()
 
 
 def _at(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> _Point:
