@@ -5,7 +5,7 @@ READY = .venv/.ready
 .PHONY: demo test slow benchmark docs format
 
 demo: $(READY)
-	$(BIN)/python examples/queue.py
+	$(BIN)/python examples/mg1_queue.py
 
 test: $(READY)
 	$(BIN)/ruff format --check .

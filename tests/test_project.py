@@ -59,7 +59,7 @@ def test_public_names_have_a_docstring_with_a_doctest(name):
 
 
 def test_the_example_runs_small(tmp_path):
-    command = [sys.executable, "examples/queue.py", "--small", "--output", str(tmp_path)]
+    command = [sys.executable, "examples/mg1_queue.py", "--small", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "theta1" in done.stdout

@@ -1,6 +1,6 @@
 """The M/G/1 queue from data to posterior: localization, training, four chains, a summary and a picture.
 
-    python examples/queue.py [--small] [--output examples/output]
+    python examples/mg1_queue.py [--small] [--output examples/output]
 
 The likelihood of a queue is awkward enough that it is a standard test of simulation-based inference; here it is simulated
 away. Because this one can be written down after all (`queue.log_likelihood`), the picture shows the exact posterior too.
