@@ -240,7 +240,7 @@ class SLS:
         return worth_units(centre, prior_covariance, information, kappa, learner.joint_valid), curves
 
 
-DEFAULT_BUDGET = {"first rounds": 1_500_000, "training": 4_000_000, "debiasing": 600_000}
+DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 600_000}
 NUM_ROUNDS = 3
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
