@@ -1,6 +1,5 @@
 """The one door through which every simulation goes, and is counted."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,7 +7,6 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
-import numpy as np
 
 from numpyro_sls.units import Units
 
@@ -66,8 +64,3 @@ class Simulator:
 
 def _short(number: float) -> str:
     return f"{number:.3g}" if number < 1e4 else f"{number:.2e}".replace("e+0", "e")
-
-
-def batched(fn: Callable[[Array], Array], xs: Array, size: int) -> np.ndarray:
-    """Apply a vectorized function in pieces of ``size``, to bound memory."""
-    return np.concatenate([np.asarray(fn(xs[i : i + size])) for i in range(0, len(xs), size)])
