@@ -8,6 +8,8 @@ from numpyro_sls.langevin import SLSLangevin, SLSLangevinState
 from numpyro_sls.localization import Localization
 from numpyro_sls.model import Simulated
 from numpyro_sls.networks import MLPScore, SeparablePotential
+from numpyro_sls.proposal import FromRestarts, WorthUnits
+from numpyro_sls.reparametrize import indicator
 from numpyro_sls.training import Training
 
 __version__ = "0.1.0"
@@ -15,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SLS",
     "Debias",
+    "FromRestarts",
     "Localization",
     "MLPScore",
     "SLSFit",
@@ -24,5 +27,7 @@ __all__ = [
     "Simulated",
     "Smoothing",
     "Training",
+    "WorthUnits",
+    "indicator",
     "models",
 ]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
 from numpyro.util import find_stack_level
+from tqdm.auto import tqdm
 
 from numpyro_sls.boundary import Smoothing, smoothing_sd
 from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
@@ -21,8 +22,8 @@ from numpyro_sls.localization import Localization, Localized, localize
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import Network, SeparablePotential
 from numpyro_sls.objectives import TARGETS
-from numpyro_sls.proposal import Proposal, default_kappa, worth_units
-from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore
+from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, worth_units
+from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
 from numpyro_sls.training import LossCurve, Training, progress
 from numpyro_sls.units import CovariateLayout, Units, make_units
@@ -56,7 +57,7 @@ class SLSFit:
     posterior: PosteriorScore
     data: DataTerms
     fingerprint: str  # of the model's arguments
-    localized: Localized | None
+    localization: Localized | None  # what the search for the region found, and how; None where it was left out
     joint: JointValidity
     local_mean: LocalMean
     simulations: dict[str, Simulations]
@@ -91,7 +92,7 @@ class SLSFit:
         key = _key_of(x)
         x = self.sls.smoothed(x, self.units)
         data, mode, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
-        _warn_of_region(mode, {})
+        _warn_of_region(mode, data, {})
         return data
 
 
@@ -109,7 +110,7 @@ class SLS:
     :param localization: how the region that matters is found; None: train under the prior.
     :param training: budget and optimizer.
     :param debias: how the mean of the score is removed.
-    :param kappa: how many units the training proposal is worth; None: from the budget.
+    :param proposal: how wide the parameters are drawn in training, `WorthUnits` or `FromRestarts`.
 
     **Example:**
 
@@ -129,15 +130,17 @@ class SLS:
     localization: Localization | None = Localization()
     training: Training = Training()
     debias: Debias = Debias()
-    kappa: float | None = None
+    proposal: WorthUnits | FromRestarts = WorthUnits()
 
     def __post_init__(self):
         if not callable(self.model):
             raise TypeError(f"SLS takes a NumPyro model, a function; got {type(self.model).__name__}.")
         if self.target not in TARGETS:
             raise ValueError(f"target={self.target!r} is not known; use one of {TARGETS}.")
-        if self.kappa is not None and not self.kappa > 0:
-            raise ValueError(f"kappa={self.kappa} must be positive.")
+        if not isinstance(self.proposal, (WorthUnits, FromRestarts)):
+            raise TypeError(f"proposal={self.proposal!r} is not known; use WorthUnits(kappa=...) or FromRestarts(diagonal=...).")
+        if isinstance(self.proposal, FromRestarts) and self.localization is None:
+            raise ValueError("proposal=FromRestarts() needs the restarts of localization; leave localization=Localization().")
 
     def trace(self, model_args: tuple, model_kwargs: dict):
         return trace_model(self.model, model_args, model_kwargs, params=self.params, unit_plate=self.unit_plate, units=self.units)
@@ -169,28 +172,29 @@ class SLS:
         budget = _split_budget(self.training, self.debias)
         keys = iter(jax.random.split(rng_key, 8))
 
-        prior_centre, prior_covariance = _prior_moments(next(keys), units)
-        localized = self._localize(next(keys), simulator, observed, prior_covariance, show)
-        centre = prior_centre if localized is None else localized.centre
-        information = jnp.zeros_like(prior_covariance) if localized is None else jnp.linalg.inv(localized.unit_covariance)
-        everywhere = np.ones(len(prior_centre), bool)
-        first = worth_units(centre, prior_covariance, information, 1.0, everywhere)
+        prior = _prior_moments(next(keys), units)
+        localized = self._localize(next(keys), simulator, observed, prior, show)
+        first = _first_proposal(prior, localized)
         joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
         _warn_of_joint(joint, units.parameters.labels, self.target)
 
-        learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior_centre), self.debias.width))
+        learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior[0]), self.debias.width))
         learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
-        curves: dict[str, LossCurve] = {}
-        proposal = worth_units(centre, prior_covariance, information, 0.0, joint.valid)
-        if localized is not None:
-            proposal, curves = self._centre(next(keys), learner, observed, centre, prior_covariance, information, budget["first rounds"])
-        unit, curves["training"] = learner.score(next(keys), proposal, budget["training"], "training")
-        key_mean, key_local = jax.random.split(next(keys))
-        unit, curves["debiasing"] = learner.mean(key_mean, unit, budget["debiasing"])
+        proposal, curves = self._propose(next(keys), learner, observed, prior, localized, budget["first rounds"])
+        key_train = next(keys)
+        for i in range(1 + (MAX_RECENTRINGS if self.training.num_simulations is None else 0)):
+            key_score, key_mean, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 4)
+            stage = f", re-centred {i}" if i else ""
+            unit, curves["training" + stage] = learner.score(key_score, proposal, budget["training"], "training" + stage)
+            unit, curves["debiasing" + stage] = learner.mean(key_mean, unit, budget["debiasing"])
+            data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
+            if share_outside(mode, data) <= MAX_OUTSIDE:
+                break
+            if i < MAX_RECENTRINGS and self.training.num_simulations is None:
+                proposal = self._recentre(key_again, learner, unit, mode, proposal, prior, observed)
 
         posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
-        data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
-        _warn_of_region(mode, curves)
+        _warn_of_region(mode, data, curves)
         if progress_bar:
             print(simulator.report())
         return SLSFit(
@@ -208,28 +212,32 @@ class SLS:
             learner,
         )
 
-    def _localize(self, rng_key, simulator: Simulator, observed, prior_covariance, show: bool) -> Localized | None:
+    def _localize(self, rng_key, simulator: Simulator, observed, prior, show: bool) -> Localized | None:
         if self.localization is None:
             return None
-        units = simulator.units
-        prior_sd = jnp.sqrt(jnp.diag(prior_covariance))
-        localized = localize(rng_key, units.simulate_x, units.parameters.sample_prior, observed, prior_sd, self.localization, show)
+        localized = localize(rng_key, simulator.units, observed, prior, self.localization, show)
         simulator.count("localization", localized.num_simulated)
+        if show:
+            tqdm.write(str(localized).splitlines()[0])
+        _warn_of_modes(localized, simulator.units)
         return localized
 
-    def _centre(
-        self, rng_key, learner: Learner, observed, centre, prior_covariance, information, budget: int
+    def _propose(
+        self, rng_key, learner: Learner, observed, prior, localized: Localized | None, budget: int
     ) -> tuple[Proposal, dict[str, LossCurve]]:
-        """Short rounds under wide proposals: learn one unit's information, and re-centre until the mode stays put."""
-        curves = {}
-        all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
-        kappa = self.kappa or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0], all_joint)
-        num_rounds = int(np.clip(budget // (8 * learner.training.batch_size), 1, NUM_ROUNDS))
+        """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
+        if localized is None:
+            return _first_proposal(prior, None, learner.joint_valid), {}
+        if isinstance(self.proposal, FromRestarts):
+            return from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), {}
+        curves: dict[str, LossCurve] = {}
+        centre, information, kappa = localized.centre, jnp.linalg.inv(localized.unit_covariance), self._kappa(learner, observed)
+        num_rounds = int(np.clip(budget // (8 * learner.training.batch_size), 1, self.proposal.num_rounds))
         each = budget // num_rounds
         for i in range(num_rounds):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"
-            proposal = worth_units(centre, prior_covariance, information, kappa, learner.joint_valid)
+            proposal = worth_units(centre, prior[1], information, kappa, learner.joint_valid)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
             _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4)
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
@@ -237,11 +245,29 @@ class SLS:
             information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim) and i > 0:
                 break
-        return worth_units(centre, prior_covariance, information, kappa, learner.joint_valid), curves
+        return worth_units(centre, prior[1], information, kappa, learner.joint_valid), curves
+
+    def _kappa(self, learner: Learner, observed) -> float:
+        all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
+        chosen = self.proposal.kappa if isinstance(self.proposal, WorthUnits) else None
+        return chosen or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0], all_joint)
+
+    def _recentre(self, rng_key, learner: Learner, unit: UnitScore, mode: Mode, proposal: Proposal, prior, observed) -> Proposal:
+        """The posterior leaves the region: move it there, and where it was not measured in units, widen it."""
+        _warn(
+            f"The posterior leaves the region that the score was trained in (its mode is {float(jnp.linalg.norm(mode.eta)):.1f} sds from the centre): "
+            "training once more around that mode."
+        )
+        centre = proposal.unwhiten(mode.eta)
+        if isinstance(self.proposal, FromRestarts) or self.localization is None:
+            return from_restarts(centre, proposal.covariance, FromRestarts(diagonal=False, widen=1.5), learner.joint_valid)
+        information = learner.information(rng_key, unit, mode.eta, DEFAULT_BUDGET["first rounds"], "re-centring")
+        return worth_units(centre, prior[1], information, self._kappa(learner, observed), learner.joint_valid)
 
 
 DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 600_000}
-NUM_ROUNDS = 3
+MAX_RECENTRINGS = 2
+MAX_OUTSIDE = 0.02  # of the posterior, as its mode and curvature give it, outside the trained region
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
 
@@ -269,6 +295,21 @@ def _prior_moments(rng_key: Array, units: Units) -> tuple[Float[Array, " d"], Fl
     return jnp.asarray(centre), jnp.asarray(covariance + 1e-9 * np.diag(sd**2))
 
 
+def _first_proposal(prior: tuple, localized: Localized | None, joint_valid: np.ndarray | None = None) -> Proposal:
+    """Wide enough for a first look: the prior, and one unit where localization says what that leaves open."""
+    valid = np.ones(len(prior[0]), bool) if joint_valid is None else joint_valid
+    if localized is None:
+        return worth_units(prior[0], prior[1], jnp.zeros_like(prior[1]), 1.0, valid)
+    return worth_units(localized.centre, prior[1], jnp.linalg.inv(localized.unit_covariance), 1.0, valid)
+
+
+def share_outside(mode: Mode, data: DataTerms) -> float:
+    """How much of the Gaussian at the mode lies beyond the radius within which the score was trained."""
+    draws = mode.eta + jax.random.normal(jax.random.key(0), (2000, len(mode.eta))) @ mode.factor.T
+    inside = jnp.linalg.norm(draws, axis=1) <= data.radius - 1.0
+    return float(1 - jnp.mean(inside))
+
+
 def _split_budget(training: Training, debias: Debias) -> dict[str, int]:
     """How many units each stage may simulate."""
     total = training.num_simulations
@@ -293,15 +334,38 @@ def _warn_of_joint(joint: JointValidity, labels: list[str], target: str) -> None
         _warn(f"The traced joint score does not have mean zero in {failed}; these coordinates are learnt from the implicit target instead.")
 
 
-def _warn_of_region(mode: Mode, curves: dict[str, LossCurve]) -> None:
+def _warn_of_modes(localized: Localized, units: Units) -> None:
+    if len(localized.modes) > 1:
+        places = "; ".join(
+            f"{_in_words(units.parameters.constrain(jnp.asarray(m.centre)))} ({m.num_restarts} restarts, distance {m.distance:.3g})"
+            for m in localized.modes
+        )
+        _warn(
+            f"Localization found {len(localized.modes)} modes: {places}. The score is trained around the first, and the posterior will hold that one only. "
+            "If they mean the same, constrain the prior to one of them; if not, fit each under a prior of its own. fit.localization.modes has them."
+        )
+    total = len(localized.thetas) + len(localized.dropped)
+    if len(localized.thetas) < 0.25 * total:
+        _warn(
+            f"Only {len(localized.thetas)} of {total} restarts of localization came as near to the data as the best one: the region may be wrong. "
+            "Try Localization(num_starts=100), more steps, or method='search'."
+        )
+
+
+def _in_words(params: dict[str, Array]) -> str:
+    return ", ".join(f"{k} = {np.array2string(np.asarray(v), precision=3)}" for k, v in params.items())
+
+
+def _warn_of_region(mode: Mode, data: DataTerms, curves: dict[str, LossCurve]) -> None:
     for stage, curve in curves.items():
         if "not finite" in curve.outcome:
             _warn(f"{stage.capitalize()} {curve.outcome}. The last weights with a finite loss are kept; try Training(learning_rate=3e-3).")
-    eta = np.asarray(mode.eta)
-    if not np.linalg.norm(eta) < np.sqrt(len(eta)) + 1:
+    outside = share_outside(mode, data)
+    if not outside <= MAX_OUTSIDE:
         _warn(
-            f"The mode of the posterior is {np.linalg.norm(eta):.1f} sds from the centre of the training region: the posterior is not to be trusted. "
-            "Widen the region with a smaller kappa=, or search longer with localization=Localization(num_rounds=20)."
+            f"{outside:.0%} of the posterior lies outside the region that the score was trained in (its mode is {float(jnp.linalg.norm(mode.eta)):.1f} sds "
+            "from the centre): it is not to be trusted. Widen the region with proposal=WorthUnits(kappa=...) smaller, search longer with "
+            "localization=Localization(num_starts=100), or give more simulations."
         )
     elif not float(mode.gap) < 0.1:
         _warn(

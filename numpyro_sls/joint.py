@@ -18,7 +18,7 @@ class JointValidity(NamedTuple):
     """Where the gradient of the joint log density may be trained on."""
 
     valid: Bool[np.ndarray, " d"]
-    moves: Bool[np.ndarray, " d"]  # a support or a density-free value moves with the coordinate
+    moves: Bool[np.ndarray, " d"]  # a support or a density-free value moves with the coordinate, or the density jumps
     z: Float[np.ndarray, " d"]  # of the test that the joint score has mean zero
 
     @property
@@ -28,13 +28,16 @@ class JointValidity(NamedTuple):
 
 NUM_THETAS = 128
 NUM_UNITS = 128
+NUM_MOVED = 16
+STEP = 0.02  # in proposal sds, over which the change of the density is compared with its gradient
 MAX_Z = 8.0
 
 
 def joint_validity(rng_key: Array, simulator: Simulator, thetas: Float[Array, "k d"]) -> JointValidity:
     """Test every coordinate at the given thetas, exchanging one coordinate at a time with a neighbour's.
 
-    A value that jumps (`z > theta`) has no gradient but moves, so the test compares values, not derivatives.
+    A value that jumps (`z > theta`) has no gradient but moves, so the test compares values, not derivatives. A density that
+    jumps has a gradient, but not one that integrates to its change.
     """
     thetas = thetas[:NUM_THETAS]
     d = thetas.shape[1]
@@ -43,11 +46,15 @@ def joint_validity(rng_key: Array, simulator: Simulator, thetas: Float[Array, "k
 
     def moved_in(j):
         others = thetas.at[:, j].set(jnp.roll(thetas[:, j], 1))
-        moved = jax.vmap(simulator.units.anchors_moved, (0, 0, 0, None))(keys, thetas, others, 8)
-        return jnp.any(moved)
+        moved = jax.vmap(simulator.units.anchors_moved, (0, 0, 0, None))(keys, thetas, others, NUM_MOVED)
+        near = thetas.at[:, j].add(STEP * jnp.std(thetas[:, j]))
+        jumped = jax.vmap(simulator.units.density_jumped, (0, 0, 0, None))(keys, thetas, near, NUM_MOVED)
+        return jnp.any(moved) | jnp.any(jumped)
 
+    if simulator.units.density == "none":
+        return JointValidity(np.zeros(d, bool), np.ones(d, bool), np.zeros(d))
     moves = np.asarray(jax.jit(lambda: jax.lax.map(moved_in, jnp.arange(d)))())
     batch = jax.jit(simulator.batch, static_argnums=2)(key_means, thetas, NUM_UNITS)
-    simulator.count("joint score test", len(thetas) * (8 * d + NUM_UNITS), int((~batch.ok).sum()))
+    simulator.count("joint score test", len(thetas) * (2 * NUM_MOVED * d + NUM_UNITS), int((~batch.ok).sum()))
     z = np.asarray(mean_zero_z(batch.joint_score))
     return JointValidity(~moves & (z <= MAX_Z), moves, z)

@@ -1,20 +1,25 @@
 """Where to look: parameters whose simulations resemble the data in sliced Wasserstein distance (paper, section 3.1)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
-import optax
 from tqdm.auto import tqdm
 
-from numpyro_sls.distances import directions, quantile_slices, sliced_wasserstein
+from numpyro_sls.comparison import NUM_NOISE, Comparison, reparametrize
+from numpyro_sls.descent import Problem, adam, cross_entropy, distances, gauss_newton, has_derivative
+from numpyro_sls.reparametrize import Reparametrized
+from numpyro_sls.units import Units
 
-__all__ = ["Localization", "Localized", "localize"]
+__all__ = ["Localization", "Localized", "LocalizedMode", "localize"]
+
+METHODS = ("gauss-newton", "adam", "search")
 
 
 @dataclass(frozen=True)
@@ -22,146 +27,260 @@ class Localization:
     """How the region of parameters that matters is found.
 
     :param num_starts: restarts B, each with a latent draw of its own.
-    :param num_units: units simulated in each comparison; None: as many as the data, at most 200.
-    :param num_steps: Adam steps from each start.
-    :param num_directions: slices of the Wasserstein distance.
-    :param population: parameters in each round of the search that finds the starts.
-    :param num_rounds: rounds of that search; it needs no gradient, so that discrete simulators are found too.
-    :param learning_rate: of Adam, in prior sds; it decays to zero.
+    :param method: "gauss-newton", "adam" (the paper) or "search" (no derivative); None: Gauss-Newton where the simulator has
+        a derivative in every parameter, else the search.
+    :param num_units: units simulated in the last comparisons; None: four times the data, at most 4096. With
+        ``units="whole"`` it is data sets, whose summaries are averaged; None: 8.
+    :param num_steps: steps of the coarse and of the fine descent; None: 24 and 28, for Adam 300 and 100.
+    :param num_directions: fresh slices of the Wasserstein distance in every step.
+    :param population: prior draws among which the starts are chosen, and draws in every round of the search.
+    :param num_rounds: rounds of the search.
+    :param learning_rate: of Adam, in prior sds; it decays to a hundredth.
+    :param steepness: of the sigmoid that stands in for a discrete site's step (the paper: 500); None: its derivative is
+        spread evenly between neighbouring values, which has less noise.
+    :param summary: for ``units="whole"``: from the data set as one flat vector to the numbers that are compared; None: itself.
 
     **Example:**
 
     >>> from numpyro_sls import Localization
-    >>> Localization(num_starts=30).num_directions
-    20
+    >>> Localization(num_starts=100, method="adam").num_directions
+    10
     """
 
-    num_starts: int = 16
+    num_starts: int = 32
+    method: str | None = None
     num_units: int | None = None
-    num_steps: int = 150
-    num_directions: int = 20
-    population: int = 500
-    num_rounds: int = 8
+    num_steps: tuple[int, int] | None = None
+    num_directions: int = 10
+    population: int = 512
+    num_rounds: int = 12
     learning_rate: float = 0.1
+    steepness: float | None = None
+    summary: Callable[[Array], Array] | None = None
+
+    def __post_init__(self):
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(
+                f"Localization(method={self.method!r}) is not known; use one of {METHODS}, or None to choose by the simulator."
+            )
+        if not 2 <= self.num_starts <= self.population:
+            raise ValueError(f"Localization(num_starts={self.num_starts}) must lie between 2 and population={self.population}.")
+
+
+class LocalizedMode(NamedTuple):
+    """A group of restarts that no rise of the distance separates."""
+
+    centre: Float[np.ndarray, " d"]
+    distance: float  # of its best restart
+    num_restarts: int
 
 
 class Localized(NamedTuple):
-    """The restarts, best first, and what they say of the centre and of one unit's information."""
+    """What localization found, and how: print it."""
 
-    centre: Float[Array, " d"]
-    unit_covariance: Float[Array, "d d"]
-    thetas: Float[Array, "b d"]
-    distances: Float[Array, " b"]
-    num_simulated: int
+    centre: Float[Array, " d"]  # of the best mode
+    covariance: Float[Array, "d d"]  # of restarts with as many units as the data: the paper's proposal
+    unit_covariance: Float[Array, "d d"]  # what one unit leaves open
+    thetas: Float[np.ndarray, "b d"]  # restarts kept, best first
+    distances: Float[np.ndarray, " b"]
+    dropped: Float[np.ndarray, "f d"]  # restarts that failed
+    dropped_distances: Float[np.ndarray, " f"]
+    modes: tuple[LocalizedMode, ...]
+    method: str = ""
+    no_derivative: tuple[str, ...] = ()  # parameters that the simulator's derivative does not see
+    sites: Mapping[str, Reparametrized] = MappingProxyType({})
+    num_simulated: int = 0  # units
+    num_units: int = 1  # of the data
+
+    def __str__(self) -> str:
+        lines = [
+            f"localization by {self.method}: {len(self.thetas)} restarts kept, {len(self.dropped)} dropped by their distance, "
+            f"{len(self.modes)} mode{'s' * (len(self.modes) != 1)}; "
+            f"{self.num_simulated} units simulated ({self.num_simulated / self.num_units:.4g} data sets)"
+        ]
+        lines += [f"  {name}: base noise {r.base}; {r.map}" for name, r in self.sites.items()]
+        if self.no_derivative:
+            lines.append(f"  no derivative in {', '.join(self.no_derivative)}")
+        return "\n".join(lines)
 
 
-class _Comparison(NamedTuple):
-    """The data as the distance sees them: standardized and cut into quantile slices."""
-
-    centre: Float[Array, " p"]
-    scale: Float[Array, " p"]
-    w: Float[Array, "k p"]
-    slices: Float[Array, "k m"]
+STEPS = {"gauss-newton": (24, 28), "adam": (300, 100)}
+LOCAL_SEARCH = (10, 32)  # rounds and draws for every latent draw by itself, after the common search
+FAILED = 1.05  # times the distance that the best restart's theta has on the same latent draw
+BARRIER = 1.5  # rise of the distance between two restarts that makes them two modes
+GAP = 4.0  # times the usual gap between neighbouring restarts, to look for a second mode across it
+NUM_CANDIDATES = 12  # restarts among which the centre is chosen, each tried on as many latent draws
 
 
 def localize(
     rng_key: Array,
-    simulate: Callable[[Array, Array, int], Array],
-    sample_prior: Callable[[Array], Array],
+    units: Units,
     observed: Float[Array, "n p"],
-    prior_sd: Float[Array, " d"],
+    prior: tuple[Float[Array, " d"], Float[Array, "d d"]],
     settings: Localization,
     progress_bar: bool = False,
 ) -> Localized:
-    """Search from the prior, then descend from the best starts with one fixed latent draw each.
+    """Descend from the prior draws nearest the data with one fixed latent draw each; drop what failed, name the modes.
 
-    ``simulate(rng_key, theta, num)`` gives units and ``sample_prior(rng_key)`` a theta; both are pure.
+    ``prior`` holds mean and covariance in unconstrained space; ``observed`` the units as the score will see them.
     """
-    key_w, key_search, key_descend = jax.random.split(rng_key, 3)
-    num_units = settings.num_units or max(2, min(200, observed.shape[0]))
-    data = _compare_with(key_w, observed, settings.num_directions, num_units)
+    key_problem, key_starts, key_coarse, key_fine, key_judge = jax.random.split(rng_key, 5)
+    sampler, sites = reparametrize(units, settings.steepness)
+    scale = jnp.sqrt(jnp.diag(prior[1]))
+    comparison = Comparison(units, observed, sampler, (prior[0], scale), settings.num_units, settings.num_directions, settings.summary)
+    spent = _Spent()
+    bar = tqdm(total=4, desc="localization", disable=not progress_bar)
 
-    def distance(theta: Float[Array, " d"], key: Array) -> Float[Array, ""]:
-        x = simulate(key, theta, num_units)
-        sw = sliced_wasserstein((x - data.centre) / data.scale, data.w, data.slices)
-        return jnp.where(jnp.isfinite(sw), sw, jnp.inf)
+    draws = jax.jit(jax.vmap(units.parameters.sample_prior))(jax.random.split(key_starts, settings.population))
+    coarse = comparison.problem(key_problem, draws[:NUM_NOISE], coarse=True)
+    draws = draws[jnp.argsort(spent.distances(coarse, draws, jax.random.split(key_starts, len(draws)), key_starts))]
+    starts, latent = draws[: settings.num_starts], jax.random.split(key_coarse, settings.num_starts)
+    bar.update()
 
-    bar = tqdm(total=settings.num_rounds + 1, desc="localization", disable=not progress_bar)
-    starts = _search(key_search, distance, sample_prior, prior_sd, settings, bar)
-    thetas, distances = _descend(key_descend, distance, starts, prior_sd, settings)
+    seen = has_derivative(coarse, starts[:4], key_coarse)
+    spent.count(coarse, 4 * (2 + len(seen)))
+    method = settings.method or ("gauss-newton" if seen.all() else "search")
+    if method != "search" and not seen.any():
+        raise ValueError(
+            f"Localization(method={method!r}) follows the simulator's derivative, and it has none. Leave method=None, or use method='search'."
+        )
+    num_steps = settings.num_steps or STEPS.get(method, (0, 0))
+    thetas = (
+        _search(key_coarse, coarse, draws, latent, settings, spent)
+        if method == "search"
+        else _descend(key_coarse, method, coarse, starts, latent, num_steps[0], settings, spent)
+    )
+    bar.update()
+    best = thetas[jnp.argmin(spent.distances(coarse, thetas, latent, key_fine))]
+    # Only now is it known where the noise of a whole data set's summary should be measured.
+    fine = comparison.problem(key_fine, best[None], coarse=False)
+    if method == "search":
+        spread = jnp.cov(thetas.T).reshape(prior[1].shape) + 1e-4 * prior[1]
+        thetas, _ = cross_entropy(fine, best, spread, latent, key_fine, LOCAL_SEARCH)
+        spent.count(fine, len(latent) * LOCAL_SEARCH[0] * LOCAL_SEARCH[1])
+    else:
+        thetas = _descend(key_fine, method, fine, thetas, latent, num_steps[1], settings, spent)
+    bar.update()
+    found = _judge(key_judge, coarse, fine, thetas, latent, scale, observed.shape[0], spent)
     bar.update()
     bar.close()
-    num_simulated = num_units * (settings.population * settings.num_rounds + settings.num_starts * (settings.num_steps + 1))
-
-    # A restart that ended far above the others has failed: it is dropped, by its distance.
-    kept = distances <= 2 * np.median(distances) + 1e-12
-    thetas, distances = thetas[kept], distances[kept]
-    spread = np.cov(thetas.T).reshape(prior_sd.shape[0], -1) if len(thetas) > 1 else np.diag(np.asarray(prior_sd) ** 2)
-    spread = 0.5 * spread + 0.5 * np.diag(np.diag(spread))
-    # The minimizers scatter as an estimate from m simulated and n observed units does: V (1/m + 1/n).
-    unit_covariance = spread / (1 / num_units + 1 / observed.shape[0])
-    floor = np.diag(1e-4 * np.asarray(prior_sd) ** 2)
-    return Localized(
-        jnp.asarray(np.median(thetas, axis=0)),
-        jnp.asarray(unit_covariance + floor),
-        jnp.asarray(thetas),
-        jnp.asarray(distances),
-        num_simulated,
+    return found._replace(
+        method=method,
+        no_derivative=tuple(label for label, s in zip(units.parameters.labels, seen, strict=True) if not s),
+        sites=sites,
+        num_simulated=spent.num_units + 2 * NUM_NOISE * comparison.is_whole,
+        num_units=units.num_units,
     )
 
 
-def _compare_with(rng_key: Array, observed: Float[Array, "n p"], num_directions: int, num_units: int) -> _Comparison:
-    low, centre, high = jnp.quantile(observed, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    sd = jnp.std(observed, axis=0)
-    scale = jnp.where(high > low, (high - low) / 1.35, jnp.where(sd > 0, sd, jnp.maximum(jnp.abs(centre), 1.0)))
-    # Every axis is a direction too: with few random ones a coordinate could go unseen.
-    p = observed.shape[1]
-    w = directions(rng_key, num_directions, p)
-    w = jnp.concatenate([jnp.eye(p), w]) if 1 < p <= num_directions else w
-    return _Comparison(centre, scale, w, quantile_slices((observed - centre) / scale, w, num_units))
+@dataclass
+class _Spent:
+    """Units simulated so far."""
+
+    num_units: int = 0
+
+    def count(self, problem: Problem, times: int) -> None:
+        self.num_units += problem.num_units * times
+
+    def distances(self, problem: Problem, thetas: Float[Array, "b d"], keys: Array, rng_key: Array) -> Float[Array, " b"]:
+        self.count(problem, len(thetas))
+        return distances(problem, thetas, keys, rng_key)
 
 
-def _search(rng_key, distance, sample_prior, prior_sd, settings: Localization, bar) -> Float[Array, "b d"]:
-    """Cross-entropy search: draw, keep the tenth nearest the data, draw around them; the first draws are the prior's."""
-    evaluate = jax.jit(
-        lambda thetas, key: jax.lax.map(lambda a: distance(*a), (thetas, jax.random.split(key, len(thetas))), batch_size=100)
-    )
-    num_elite = max(settings.population // 10, settings.num_starts)
-    thetas = jax.jit(jax.vmap(sample_prior))(jax.random.split(rng_key, settings.population))
-    elite = thetas
-    for i in range(settings.num_rounds):
-        key_eval, key_draw = jax.random.split(jax.random.fold_in(rng_key, i))
-        order = jnp.argsort(evaluate(thetas, key_eval))
-        elite = thetas[order[:num_elite]]
-        cov = jnp.cov(elite.T).reshape(prior_sd.shape[0], -1)
-        noise = jax.random.multivariate_normal(
-            key_draw, jnp.zeros(len(prior_sd)), cov + 1e-6 * jnp.diag(prior_sd**2), (settings.population,)
+def _descend(rng_key, method: str, problem: Problem, starts, latent, num_steps: int, settings: Localization, spent: _Spent):
+    if method == "adam":
+        spent.count(problem, num_steps * len(starts))
+        return adam(problem, starts, latent, rng_key, num_steps, settings.learning_rate)[0]
+    spent.count(problem, 2 * num_steps * len(starts))
+    return gauss_newton(problem, starts, latent, rng_key, num_steps)[0]
+
+
+def _search(rng_key, problem: Problem, draws: Float[Array, "s d"], latent, settings: Localization, spent: _Spent) -> Float[Array, "b d"]:
+    """Cross-entropy from the prior draws nearest the data, on a few latent draws; every restart gets one of the ends."""
+    elite = draws[: max(settings.population // 10, 4)]
+    size = (settings.num_rounds, settings.population // 4)
+    ends, _ = cross_entropy(problem, elite.mean(0), jnp.cov(elite.T).reshape(elite.shape[1], -1), latent[:4], rng_key, size)
+    spent.count(problem, 4 * size[0] * size[1])
+    return jnp.tile(ends, (-(-len(latent) // len(ends)), 1))[: len(latent)]
+
+
+def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, scale, num_observed: int, spent: _Spent) -> Localized:
+    """Which restarts failed, which modes the others form, and where the best of these lies."""
+    key_distance, key_group = jax.random.split(rng_key)
+    found = spent.distances(fine, thetas, latent, key_distance)
+    best = jnp.broadcast_to(thetas[jnp.argmin(found)], thetas.shape)
+    failed = np.asarray(~(found <= FAILED * spent.distances(fine, best, latent, key_distance)))
+    points, at = np.asarray(thetas), np.asarray(found)
+    ranked = np.argsort(at)
+    kept, dropped = ranked[~failed[ranked]], ranked[failed[ranked]]
+    if len(kept) == 0:
+        raise ValueError(
+            "No restart of localization has a finite distance from the data: every simulation failed near the prior draws nearest the data. "
+            "Check the simulator for NaN at prior draws, or narrow the prior."
         )
-        thetas = elite.mean(0) + 1.2 * noise
-        bar.update()
-    return elite[: settings.num_starts]
+    group = _group(key_group, coarse, points[kept], spent)
+    modes = [kept[group == g] for g in dict.fromkeys(group.tolist())]
+
+    # The centre is the restart that does best on other latent draws too: a mean of restarts may lie off their ridge.
+    candidates = modes[0][:NUM_CANDIDATES]
+    pairs = jnp.repeat(thetas[candidates], len(candidates), axis=0), jnp.tile(latent[candidates], len(candidates))
+    common = np.asarray(spent.distances(fine, *pairs, key_distance)).reshape(len(candidates), -1).mean(1)
+    # Minimizers over different latent draws of m units scatter as V / m, V what one unit leaves open.
+    scatter = (
+        np.cov(points[modes[0]].T).reshape(len(scale), -1) if len(modes[0]) > len(scale) else np.diag(np.var(points[modes[0]], axis=0))
+    )
+    scatter = scatter + 1e-6 * np.diag(np.asarray(scale) ** 2)
+    return Localized(
+        centre=thetas[candidates[np.argmin(common)]],
+        covariance=jnp.asarray(scatter * fine.num_units / num_observed),
+        unit_covariance=jnp.asarray(_shrunk(scatter, len(modes[0])) * fine.num_units),
+        thetas=points[kept],
+        distances=at[kept],
+        dropped=points[dropped],
+        dropped_distances=at[dropped],
+        modes=tuple(LocalizedMode(points[m[0]], float(at[m[0]]), len(m)) for m in modes),
+    )
 
 
-def _descend(rng_key, distance, starts: Float[Array, "b d"], prior_sd, settings: Localization) -> tuple[np.ndarray, np.ndarray]:
-    """Adam on theta -> SW(tau(theta, Z_b), data), Z_b the b-th fixed key; a coordinate without a gradient stays."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps))
+def _group(rng_key, problem: Problem, thetas: np.ndarray, spent: _Spent) -> Int[np.ndarray, " b"]:
+    """A number for every restart. Two groups differ if a gap parts them and the distance rises on the line across it."""
+    label, bridges = _clusters(thetas)
+    if not bridges:
+        return label
+    along = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    a, b = (thetas[list(side)] for side in zip(*bridges, strict=True))
+    points = jnp.asarray(a[:, None] + along[:, None] * (b - a)[:, None]).reshape(-1, thetas.shape[1])
+    total = np.zeros((len(bridges), len(along)))
+    for key in jax.random.split(rng_key, 4):
+        at = spent.distances(problem, points, jnp.broadcast_to(key, (len(points),)), key)
+        total += np.asarray(at).reshape(total.shape)
+    joined = total[:, 1:-1].max(1) <= BARRIER * total[:, [0, -1]].max(1)
+    for i, j in np.array(bridges)[joined]:
+        label[label == label[j]] = label[i]
+    return label
 
-    def one(start, key):
-        def loss(u):
-            return distance(start + prior_sd * u, key)
 
-        def step(carry, _):
-            u, state = carry
-            gradient = jnp.nan_to_num(jax.grad(loss)(u))
-            update, state = optimizer.update(gradient, state)
-            return (u + update, state), None
+def _clusters(points: Float[np.ndarray, "b d"]) -> tuple[Int[np.ndarray, " b"], list[tuple[int, int]]]:
+    """Groups parted by edges of the minimal spanning tree that are much longer than the others, and these edges."""
+    spread = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
+    z = points / np.where(spread > 0, spread, 1.0)
+    gap = np.linalg.norm(z[:, None] - z, axis=-1)
+    near, at, edges, left = gap[0].copy(), np.zeros(len(z), int), [], set(range(1, len(z)))
+    while left:
+        j = min(left, key=lambda i: near[i])
+        edges.append((near[j], int(at[j]), j))
+        left.remove(j)
+        closer = gap[j] < near
+        near, at = np.where(closer, gap[j], near), np.where(closer, j, at)
+    longest = GAP * np.median([e[0] for e in edges]) if edges else 0.0
+    label = np.arange(len(z))
+    for length, i, j in edges:
+        if length <= longest:
+            label[label == label[j]] = label[i]
+    return label, [(i, j) for length, i, j in edges if length > longest]
 
-        u = jnp.zeros_like(start)
-        (u, _), _ = jax.lax.scan(step, (u, optimizer.init(u)), length=settings.num_steps)
-        better = loss(u) <= loss(jnp.zeros_like(start))
-        theta = jnp.where(better, start + prior_sd * u, start)
-        return theta, loss((theta - start) / prior_sd)
 
-    thetas, distances = jax.jit(jax.vmap(one))(starts, jax.random.split(rng_key, len(starts)))
-    order = np.argsort(np.asarray(distances))
-    return np.asarray(thetas)[order], np.asarray(distances)[order]
+def _shrunk(covariance: Float[np.ndarray, "d d"], num: int) -> Float[np.ndarray, "d d"]:
+    """Towards its diagonal, the more the fewer the restarts it was estimated from."""
+    share = num / (num + 2 * len(covariance))
+    return share * covariance + (1 - share) * np.diag(np.diag(covariance))

@@ -17,7 +17,9 @@ from numpyro.primitives import _PYRO_STACK, Messenger, plate
 
 from numpyro_sls.sites import Simulated, check_data, check_latents_exist, check_parameters, fixed_value, is_factor, is_fixed, plates
 
-__all__ = ["ModelRun", "Simulated", "TracedModel", "trace_model"]
+__all__ = ["ModelRun", "Sampler", "Simulated", "TracedModel", "trace_model"]
+
+Sampler = Callable[[str, dist.Distribution, Array], Array]
 
 
 class ModelRun(NamedTuple):
@@ -65,6 +67,12 @@ class TracedModel:
         handler = _Run(self.model, self, rng_key, indices, unconstrained, values)
         trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
         return _summarize(self, trace, indices.shape[0], unconstrained or {})
+
+    def features(self, rng_key: Array, indices: Array, unconstrained: Mapping[str, Array], sampler: Sampler) -> Array:
+        """Only the observed sites of such a run, every site drawn by ``sampler(name, distribution, rng_key)``."""
+        handler = _Run(self.model, self, rng_key, indices, unconstrained, None, sampler=sampler)
+        trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
+        return _features(self, trace, indices.shape[0])
 
     def observed(self) -> Array:
         """The data, one row a unit."""
@@ -144,8 +152,9 @@ class _FullPlates(Messenger):
 class _Run(_FullPlates):
     """One run: the unit plate at the given indices, observations freed, parameters and values put in, keys by site name."""
 
-    def __init__(self, fn, traced, rng_key, indices, unconstrained, values, free=True):
+    def __init__(self, fn, traced, rng_key, indices, unconstrained, values, free=True, sampler=None):
         super().__init__(fn)
+        self.sampler = sampler
         self.traced, self.rng_key, self.indices, self.free = traced, rng_key, indices, free
         self.unconstrained = {} if unconstrained is None else unconstrained
         self.values = {} if values is None else values
@@ -174,7 +183,10 @@ class _Run(_FullPlates):
             msg["value"] = self.values[name]
         elif msg["value"] is None:
             # Keys by name, not by order: the joint score runs the model again with the same randomness.
-            msg["kwargs"]["rng_key"] = jax.random.fold_in(self.rng_key, zlib.crc32(name.encode()))
+            rng_key = jax.random.fold_in(self.rng_key, zlib.crc32(name.encode()))
+            msg["kwargs"]["rng_key"] = rng_key
+            if self.sampler is not None and name not in self.traced.parameters:
+                msg["value"] = self.sampler(name, msg["fn"], rng_key)
 
     def postprocess_message(self, msg: dict) -> None:
         # numpyro.plate subsamples only when m < n; here m may be anything, so the rows are taken before the plate looks.

@@ -1,5 +1,6 @@
 """The Gaussian that parameters are trained under: where it is, how wide, and the whitened coordinates it gives."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,53 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 import numpy as np
 
-__all__ = ["Proposal", "default_kappa", "worth_units"]
+__all__ = ["FromRestarts", "Proposal", "WorthUnits", "default_kappa", "from_restarts", "worth_units"]
+
+
+@dataclass(frozen=True)
+class WorthUnits:
+    """Train under N(centre, (prior precision + kappa I_1)^-1), as wide as a posterior from kappa units of data.
+
+    :param kappa: how many units; None: from the budget and the targets.
+    :param num_rounds: short rounds, at most, in which centre and information are learnt before.
+
+    **Example:**
+
+    >>> from numpyro_sls import WorthUnits
+    >>> WorthUnits(kappa=3.0).num_rounds
+    3
+    """
+
+    kappa: float | None = None
+    num_rounds: int = 3
+
+    def __post_init__(self):
+        if self.kappa is not None and not self.kappa > 0:
+            raise ValueError(f"WorthUnits(kappa={self.kappa}) must be positive; leave kappa=None to choose it by the budget.")
+        if self.num_rounds < 1:
+            raise ValueError(f"WorthUnits(num_rounds={self.num_rounds}) must be at least 1.")
+
+
+@dataclass(frozen=True)
+class FromRestarts:
+    """Train under the Gaussian of the restarts of localization, as the paper does: about as wide as the posterior.
+
+    :param diagonal: only the variances (the paper's choice), or the whole covariance.
+    :param widen: factor on the sds.
+
+    **Example:**
+
+    >>> from numpyro_sls import FromRestarts
+    >>> FromRestarts(diagonal=False).widen
+    1.0
+    """
+
+    diagonal: bool = True
+    widen: float = 1.0
+
+    def __post_init__(self):
+        if not self.widen > 0:
+            raise ValueError(f"FromRestarts(widen={self.widen}) must be positive.")
 
 
 class Proposal(NamedTuple):
@@ -49,7 +96,18 @@ def worth_units(
     made of coordinates with a valid one only, and the joint target holds there as it stands.
     """
     precision = np.linalg.inv(np.asarray(prior_covariance, float)) + kappa * np.asarray(information, float)
-    covariance = np.linalg.inv((precision + precision.T) / 2)
+    return _gaussian(centre, np.linalg.inv((precision + precision.T) / 2), joint_valid)
+
+
+def from_restarts(
+    centre: Float[Array, " d"], covariance: Float[Array, "d d"], settings: FromRestarts, joint_valid: Bool[np.ndarray, " d"]
+) -> Proposal:
+    """The paper's proposal: the Gaussian of the restarts, diagonal or full."""
+    wide = settings.widen**2 * np.asarray(covariance, float)
+    return _gaussian(centre, np.diag(np.diag(wide)) if settings.diagonal else wide, joint_valid)
+
+
+def _gaussian(centre: Float[Array, " d"], covariance: np.ndarray, joint_valid: Bool[np.ndarray, " d"]) -> Proposal:
     order = np.argsort(joint_valid, kind="stable")
     factor = np.zeros_like(covariance)
     factor[order] = np.linalg.cholesky(covariance[np.ix_(order, order)])

@@ -1,20 +1,22 @@
 """What one term of the additive score is: a row of the unit plate with its covariates, or the whole data set."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from numpyro_sls.model import TracedModel
+from numpyro_sls.model import Sampler, TracedModel
 from numpyro_sls.parameters import Parameters, make_parameters
 
 __all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units"]
 
+MAX_SURPRISE = 0.1  # in log density, over a step of a fiftieth of a proposal sd
 MAX_LEVELS = 20  # an integer covariate with at most so many values is also shown to the network one-hot
 
 
@@ -41,6 +43,7 @@ class Units:
     covariates: Float[Array, "n c"]  # by row of the plate
     layout: CovariateLayout
     noise_sd: Float[Array, " o"] | None = None  # of the smoothing of the observed columns
+    density: str = "traced"  # how the joint density is differentiated: as "traced", "pruned" of what it does not need, or "none"
 
     @property
     def num_units(self) -> int:
@@ -63,6 +66,24 @@ class Units:
         """Only the units, without the joint score: the compiler drops the rest."""
         return self.simulate(rng_key, theta, num).x
 
+    def pushforward(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], sampler: Sampler) -> Float[Array, "m p"]:
+        """tau(theta, Z): the units at these rows, their randomness fixed by the key and every site drawn by ``sampler``."""
+        features = self.traced.features(rng_key, index, self.parameters.unflatten(theta), sampler)
+        return jnp.concatenate([self._noised(rng_key, features), self.covariates[index]], axis=-1)
+
+    def density_jumped(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"], num: int) -> Bool[Array, ""]:
+        """Whether the joint density, nuisances held, changes between two near thetas by more than its gradient says."""
+        index = jax.random.randint(rng_key, (num,), 0, self.num_units)
+        values = self.traced.run(rng_key, index, self.parameters.unflatten(theta)).values
+
+        def log_density(t):
+            return self.traced.run(rng_key, index, self.parameters.unflatten(t), values).log_density
+
+        ends = [self._joint_score(rng_key, t, index, values) for t in (theta, other)]
+        change = log_density(other) - log_density(theta)
+        surprise = jnp.abs(change - (ends[0] + ends[1]) @ (other - theta) / 2)
+        return jnp.any(jnp.where(jnp.isfinite(surprise), surprise, 0.0) > MAX_SURPRISE)
+
     def anchors_moved(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"], num: int) -> Bool[Array, ""]:
         """Whether a support or a density-free value moves between two thetas with every nuisance held fixed."""
         index = jax.random.randint(rng_key, (num,), 0, self.num_units)
@@ -74,24 +95,33 @@ class Units:
 
     def _simulate(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"]) -> SimulatedUnits:
         run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
-        values = jax.lax.stop_gradient(run.values)
+        joint_score = self._joint_score(rng_key, theta, index, run.values)
+        return SimulatedUnits(jnp.concatenate([self._noised(rng_key, run.features), self.covariates[index]], axis=-1), joint_score)
 
-        def log_density(theta):
+    def _noised(self, rng_key: Array, features: Float[Array, "m o"]) -> Float[Array, "m o"]:
+        if self.noise_sd is None:
+            return features
+        return features + self.noise_sd * jax.random.normal(jax.random.fold_in(rng_key, 0), features.shape)
+
+    def _joint_score(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict) -> Float[Array, "m d"]:
+        values = jax.lax.stop_gradient(values)
+
+        def log_density(theta, rng_key, index, values):
             return self.traced.run(rng_key, index, self.parameters.unflatten(theta), values).log_density
 
+        if self.density == "none":
+            return jnp.zeros((index.shape[0], theta.shape[0]))
+        if self.density == "pruned":
+            return jax.jacfwd(_pruned(log_density, theta, rng_key, index, values))(theta)
         # Forward mode: one pass a coordinate gives every unit's gradient, and loops in the simulator do not matter.
-        joint_score = jax.jacfwd(log_density)(theta)
-        features = run.features
-        if self.noise_sd is not None:
-            features += self.noise_sd * jax.random.normal(jax.random.fold_in(rng_key, 0), features.shape)
-        return SimulatedUnits(jnp.concatenate([features, self.covariates[index]], axis=-1), joint_score)
+        return jax.jacfwd(log_density)(theta, rng_key, index, values)
 
 
 def make_units(traced: TracedModel, layout: CovariateLayout | None = None) -> Units:
     """The units of a traced model; with the layout of an earlier one, the covariates come out as there."""
     parameters = make_parameters(traced)
     if traced.unit_plate is None:
-        return Units(traced, parameters, jnp.zeros((1, 0)), CovariateLayout())
+        return _with_density(Units(traced, parameters, jnp.zeros((1, 0)), CovariateLayout()))
     inputs, is_integer = _per_unit_inputs(traced, parameters)
     if layout is None:
         kept = tuple(j for j in range(inputs.shape[1]) if not _is_redundant(inputs, j))
@@ -99,7 +129,32 @@ def make_units(traced: TracedModel, layout: CovariateLayout | None = None) -> Un
         layout = CovariateLayout(kept, tuple((j, tuple(int(v) for v in u)) for j, u in values.items() if 2 < len(u) <= MAX_LEVELS))
     columns = [inputs[:, list(layout.kept)]]
     columns += [(inputs[:, j, None] == np.array(u)).astype(inputs.dtype) for j, u in layout.levels]
-    return Units(traced, parameters, jnp.asarray(np.concatenate(columns, axis=1)), layout)
+    return _with_density(Units(traced, parameters, jnp.asarray(np.concatenate(columns, axis=1)), layout))
+
+
+def _with_density(units: Units) -> Units:
+    """How the joint density can be differentiated, tried on the trace: code outside JAX (a callback) has no derivative."""
+    for density in ("traced", "pruned"):
+        candidate = replace(units, density=density)
+        try:
+            jax.eval_shape(lambda key, theta, c=candidate: c.simulate(key, theta, 2), jax.random.key(0), jnp.zeros(units.parameters.dim))
+        except (ValueError, TypeError, NotImplementedError):
+            continue
+        return candidate
+    return replace(units, density="none")
+
+
+def _pruned(fn: Callable, theta: Array, *args) -> Callable[[Array], Array]:
+    """The function of theta without the equations that its result does not need: a callback among those does no harm."""
+    closed = jax.make_jaxpr(lambda t: fn(t, *args))(theta)
+    needed = {v for v in closed.jaxpr.outvars if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    pruned = closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
+    return lambda t: jaxpr_as_fun(pruned)(t)[0]
 
 
 def _is_redundant(inputs: np.ndarray, j: int) -> bool:
