@@ -44,12 +44,17 @@ def reparametrize(units: Units, steepness: float | None) -> tuple[Sampler, dict[
             return False
         return True
 
-    # A model may index with a discrete site, which only integers can: sites are made integers until it runs.
+    # A model may index with a discrete site, which only integers can. One site is tried at a time, then all that were seen.
     while not run():
-        candidates = [name for name in sites if name not in integers]
-        if not candidates:
+        discrete = [name for name, site in sites.items() if "stand-in" in site.map and name not in integers]
+        if not discrete:
             break
-        integers.add(candidates[-1])
+        before = set(integers)
+        for name in discrete:
+            integers = before | {name}
+            if run():
+                return sampler, dict(sites)
+        integers = before | set(discrete)
     return sampler, dict(sites)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -35,6 +35,14 @@ class Problem:
         d = jnp.mean(jnp.abs(self.residuals(theta, rng_key, view)))
         return jnp.where(jnp.isfinite(d), d, jnp.inf)
 
+    @cached_property
+    def compiled_distances(self):
+        def program(thetas, keys, rng_key):
+            view = self.view(rng_key)
+            return jax.lax.map(lambda a: self.distance(a[0], a[1], view), (thetas, keys), batch_size=BATCH)
+
+        return jax.jit(program)
+
     def penalized(self, theta: Float[Array, " d"], rng_key: Array, view: Any) -> Float[Array, " r"]:
         """The residuals with those of the prior behind them."""
         return jnp.concatenate([self.residuals(theta, rng_key, view), self.noise * (theta - self.centre) / self.scale])
@@ -49,13 +57,7 @@ BATCH = 16  # restarts side by side: more would only fill the cache
 
 def distances(problem: Problem, thetas: Float[Array, "b d"], keys: Array, rng_key: Array) -> Float[Array, " b"]:
     """The distance at every theta with the latent draw of its key, all along the same directions."""
-
-    @jax.jit
-    def program(thetas, keys, rng_key):
-        view = problem.view(rng_key)
-        return jax.lax.map(lambda a: problem.distance(a[0], a[1], view), (thetas, keys), batch_size=BATCH)
-
-    return program(thetas, keys, rng_key)
+    return problem.compiled_distances(thetas, keys, rng_key)
 
 
 def has_derivative(problem: Problem, thetas: Float[Array, "b d"], rng_key: Array) -> Bool[np.ndarray, " d"]:
@@ -70,15 +72,19 @@ def has_derivative(problem: Problem, thetas: Float[Array, "b d"], rng_key: Array
     except (TypeError, ValueError, NotImplementedError):
         return np.zeros(thetas.shape[1], bool)  # code outside JAX, or a function without a forward derivative
 
-    def change(theta):
-        moved = theta + 0.5 * jnp.diag(problem.scale)
-        return jnp.max(jnp.abs(jax.lax.map(at, moved) - at(theta)), axis=1)
+    seen = np.any((size > 0) & np.isfinite(size), axis=0)
+    if seen.all():
+        return seen
 
     def at(theta):
         return problem.residuals(theta, rng_key, view)
 
+    def change(theta):
+        moved = theta + 0.5 * jnp.diag(problem.scale)
+        return jnp.max(jnp.abs(jax.lax.map(at, moved) - at(theta)), axis=1)
+
     moves = np.asarray(jax.jit(lambda t: jax.lax.map(change, t))(thetas))
-    return np.any((size > 0) & np.isfinite(size), axis=0) | ~np.any(moves > 0, axis=0)
+    return seen | ~np.any(moves > 0, axis=0)
 
 
 def gauss_newton(

@@ -41,7 +41,7 @@ def make_frame(x: Float[Array, "n p"], num_responses: int) -> Frame:
         vectors, values, scale = _principal(z[:, o:])
         covariates = covariates @ (vectors / scale[:, None]) / jnp.sqrt(jnp.mean(values))
         c = z @ covariates
-        slope = jnp.linalg.solve(c.T @ c + 1e-3 * len(x) * jnp.eye(c.shape[1]), c.T @ z[:, :o])
+        slope = jnp.linalg.solve(c.T @ c + 1e-5 * len(x) * jnp.eye(c.shape[1]), c.T @ z[:, :o])
         raw = raw - covariates @ slope
     vectors, values, scale = _principal(z @ raw)
     # The size of a small component is underestimated unless there are many units for each; and below a thousandth of the mean

@@ -232,8 +232,10 @@ class SLS:
             return from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), {}
         curves: dict[str, LossCurve] = {}
         centre, information, kappa = localized.centre, jnp.linalg.inv(localized.unit_covariance), self._kappa(learner, observed)
-        num_rounds = int(np.clip(budget // (8 * learner.training.batch_size), 1, self.proposal.num_rounds))
-        each = budget // num_rounds
+        # Without a budget every round is a long one, and the next comes only if the centre moved far.
+        given = learner.training.num_simulations is not None
+        num_rounds = min(self.proposal.num_rounds, 2) if given else self.proposal.num_rounds
+        each = budget // num_rounds if given else budget
         for i in range(num_rounds):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"
@@ -243,7 +245,7 @@ class SLS:
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             centre = proposal.unwhiten(eta)
             information = learner.information(key_information, unit, eta, each // 4, stage)
-            if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim) and i > 0:
+            if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
                 break
         return worth_units(centre, prior[1], information, kappa, learner.joint_valid), curves
 

@@ -252,7 +252,7 @@ def _per_unit(traced: TracedModel, value: ArrayLike, event_dim: int, num_units: 
 
 def _support_anchors(fn: dist.Distribution, value: Array) -> list[Array]:
     """What must stay still for a site's support to stay still: its bounds, and the membership of its own value."""
-    anchors = list(jax.tree.leaves(fn.support))
+    anchors = [jnp.asarray(a) for a in jax.tree.leaves(fn.support)]
     base = fn
     while not isinstance(base, dist.TransformedDistribution) and hasattr(base, "base_dist"):
         base = base.base_dist

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 import pytest
 
-from numpyro_sls import SLS, Simulated, SLSLangevin, Training
+from numpyro_sls import SLS, FromRestarts, Simulated, SLSLangevin, Training, WorthUnits
 from tests.cases import CASES, compare, exact_samples
 
 
@@ -102,4 +102,8 @@ def test_settings_are_checked_before_anything_runs():
     with pytest.raises(ValueError, match="'explicit' is not known"):
         SLS(CASES["gaussian"].model, target="explicit")
     with pytest.raises(ValueError, match="kappa=-1"):
-        SLS(CASES["gaussian"].model, kappa=-1.0)
+        SLS(CASES["gaussian"].model, proposal=WorthUnits(kappa=-1.0))
+    with pytest.raises(TypeError, match="use WorthUnits"):
+        SLS(CASES["gaussian"].model, proposal="diagonal")
+    with pytest.raises(ValueError, match="needs the restarts"):
+        SLS(CASES["gaussian"].model, proposal=FromRestarts(), localization=None)
