@@ -17,7 +17,7 @@ slow: $(READY)
 	$(BIN)/pytest -m slow
 
 benchmark: $(READY)
-	$(BIN)/python -m benchmarks.foundation $(TASK)
+	$(BIN)/python -m benchmarks.$(or $(TASK),foundation)
 
 docs: $(READY)
 	$(BIN)/pip install --quiet -e '.[docs]'

@@ -18,7 +18,7 @@ from numpyro_sls.boundary import Smoothing, smoothing_sd
 from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
 from numpyro_sls.joint import JointValidity, joint_validity
 from numpyro_sls.learning import Learner
-from numpyro_sls.localization import Localization, Localized, localize
+from numpyro_sls.localization import Localization, Localized, Resemblance, localize
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import Network, SeparablePotential
 from numpyro_sls.objectives import TARGETS
@@ -173,14 +173,14 @@ class SLS:
         keys = iter(jax.random.split(rng_key, 8))
 
         prior = _prior_moments(next(keys), units)
-        localized = self._localize(next(keys), simulator, observed, prior, show)
+        localized, resemblance = self._localize(next(keys), simulator, observed, prior, show)
         first = _first_proposal(prior, localized)
         joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
         _warn_of_joint(joint, units.parameters.labels, self.target)
 
         learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior[0]), self.debias.width))
         learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
-        proposal, curves = self._propose(next(keys), learner, observed, prior, localized, budget["first rounds"])
+        proposal, curves = self._propose(next(keys), learner, observed, prior, localized, resemblance, budget["first rounds"])
         key_train = next(keys)
         for i in range(1 + (MAX_RECENTRINGS if self.training.num_simulations is None else 0)):
             key_score, key_mean, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 4)
@@ -195,6 +195,9 @@ class SLS:
 
         posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
         _warn_of_region(mode, data, curves)
+        if resemblance is not None:
+            simulator.count("localization", resemblance.num_units)
+            _warn_of_resemblance(resemblance.ratio(proposal.unwhiten(mode.eta)))
         if progress_bar:
             print(simulator.report())
         return SLSFit(
@@ -212,21 +215,21 @@ class SLS:
             learner,
         )
 
-    def _localize(self, rng_key, simulator: Simulator, observed, prior, show: bool) -> Localized | None:
+    def _localize(self, rng_key, simulator: Simulator, observed, prior, show: bool) -> tuple[Localized | None, Resemblance | None]:
         if self.localization is None:
-            return None
-        localized = localize(rng_key, simulator.units, observed, prior, self.localization, show)
+            return None, None
+        localized, resemblance = localize(rng_key, simulator.units, observed, prior, self.localization, show)
         simulator.count("localization", localized.num_simulated)
         if show:
             tqdm.write(str(localized).splitlines()[0])
         _warn_of_modes(localized, simulator.units)
-        return localized
+        return localized, resemblance
 
     def _propose(
-        self, rng_key, learner: Learner, observed, prior, localized: Localized | None, budget: int
+        self, rng_key, learner: Learner, observed, prior, localized: Localized | None, resemblance: Resemblance | None, budget: int
     ) -> tuple[Proposal, dict[str, LossCurve]]:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
-        if localized is None:
+        if localized is None or resemblance is None:
             return _first_proposal(prior, None, learner.joint_valid), {}
         if isinstance(self.proposal, FromRestarts):
             return from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), {}
@@ -243,6 +246,9 @@ class SLS:
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
             _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4)
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
+            learner.simulator.count("localization", resemblance.num_units)
+            # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.
+            eta = eta if resemblance.ratio(proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)
             centre = proposal.unwhiten(eta)
             information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
@@ -270,6 +276,7 @@ class SLS:
 DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 600_000}
 MAX_RECENTRINGS = 2
 MAX_OUTSIDE = 0.02  # of the posterior, as its mode and curvature give it, outside the trained region
+MAX_RATIO = 1.5  # of the distance at the mode to that at the centre of localization
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
 
@@ -351,6 +358,14 @@ def _warn_of_modes(localized: Localized, units: Units) -> None:
         _warn(
             f"Only {len(localized.thetas)} of {total} restarts of localization came as near to the data as the best one: the region may be wrong. "
             "Try Localization(num_starts=100), more steps, or method='search'."
+        )
+
+
+def _warn_of_resemblance(ratio: float) -> None:
+    if not ratio <= MAX_RATIO:
+        _warn(
+            f"Simulations at the mode of this posterior are {ratio:.1f} times as far from the data as those at the centre that localization found: "
+            "the score has not learnt enough, and the posterior is not to be trusted. Give more simulations, Training(num_simulations=...), or leave it None."
         )
 
 

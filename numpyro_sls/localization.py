@@ -17,7 +17,7 @@ from numpyro_sls.descent import Problem, adam, cross_entropy, distances, gauss_n
 from numpyro_sls.reparametrize import Reparametrized
 from numpyro_sls.units import Units
 
-__all__ = ["Localization", "Localized", "LocalizedMode", "localize"]
+__all__ = ["Localization", "Localized", "LocalizedMode", "Resemblance", "localize"]
 
 METHODS = ("gauss-newton", "adam", "search")
 
@@ -109,6 +109,7 @@ LOCAL_SEARCH = (10, 32)  # rounds and draws for every latent draw by itself, aft
 FAILED = 1.05  # times the distance that the best restart's theta has on the same latent draw
 BARRIER = 1.5  # rise of the distance between two restarts that makes them two modes
 GAP = 4.0  # times the usual gap between neighbouring restarts, to look for a second mode across it
+NUM_LATENT = 8  # draws on which a theta is compared with the centre later
 NUM_CANDIDATES = 12  # restarts among which the centre is chosen, each tried on as many latent draws
 
 
@@ -119,7 +120,7 @@ def localize(
     prior: tuple[Float[Array, " d"], Float[Array, "d d"]],
     settings: Localization,
     progress_bar: bool = False,
-) -> Localized:
+) -> tuple[Localized, "Resemblance"]:
     """Descend from the prior draws nearest the data with one fixed latent draw each; drop what failed, name the modes.
 
     ``prior`` holds mean and covariance in unconstrained space; ``observed`` the units as the score will see them.
@@ -164,13 +165,35 @@ def localize(
     found = _judge(key_judge, coarse, fine, thetas, latent, scale, observed.shape[0], spent)
     bar.update()
     bar.close()
-    return found._replace(
+    found = found._replace(
         method=method,
         no_derivative=tuple(label for label, s in zip(units.parameters.labels, seen, strict=True) if not s),
         sites=sites,
         num_simulated=spent.num_units + 2 * NUM_NOISE * comparison.is_whole,
         num_units=units.num_units,
     )
+    return found, Resemblance(fine, found.centre, latent[:NUM_LATENT], key_judge)
+
+
+class Resemblance(NamedTuple):
+    """Whether simulations at some theta look like the data, measured against those at the centre of localization."""
+
+    problem: Problem
+    centre: Float[Array, " d"]
+    latent: Array
+    rng_key: Array
+
+    @property
+    def num_units(self) -> int:
+        """Units simulated for one look."""
+        return 2 * len(self.latent) * self.problem.num_units
+
+    def ratio(self, theta: Float[Array, " d"]) -> float:
+        """Distance at theta over distance at the centre, on the same latent draws and along the same directions."""
+        both = jnp.repeat(jnp.stack([theta, self.centre]), len(self.latent), axis=0)
+        at = distances(self.problem, both, jnp.concatenate([self.latent, self.latent]), self.rng_key)
+        there, here = at.reshape(2, -1).mean(1)
+        return float(there / here)
 
 
 @dataclass
