@@ -7,6 +7,7 @@ import zlib
 
 import jax
 from jax import Array
+from jax.extend.core import Literal, jaxpr_as_fun
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
@@ -17,7 +18,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger, plate
 
 from numpyro_sls.sites import Simulated, check_data, check_latents_exist, check_parameters, fixed_value, is_factor, is_fixed, plates
 
-__all__ = ["ModelRun", "Sampler", "Simulated", "TracedModel", "trace_model"]
+__all__ = ["ModelRun", "Sampler", "Simulated", "TracedModel", "pruned", "trace_model"]
 
 Sampler = Callable[[str, dist.Distribution, Array], Array]
 
@@ -315,3 +316,16 @@ def _with_deterministics(traced: TracedModel, names: list[str]) -> TracedModel:
     first, second = (candidate.run(jax.random.key(seed), index, theta) for seed in (1, 2))
     kept = [k for k in names if np.array_equal(first.deterministics[k], second.deterministics[k], equal_nan=True)]
     return TracedModel(**{**vars(traced), "deterministics": tuple(kept)})
+
+
+def pruned(fn: Callable, theta: Array, *args) -> Callable[[Array], Array]:
+    """The function of theta without the equations that its result does not need: a callback among those does no harm."""
+    closed = jax.make_jaxpr(lambda t: fn(t, *args))(theta)
+    needed = {v for v in closed.jaxpr.outvars if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    rest = closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
+    return lambda t: jaxpr_as_fun(rest)(t)[0]

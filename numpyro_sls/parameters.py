@@ -1,6 +1,6 @@
 """Named parameter sites and one flat unconstrained vector theta, with NumPyro's own transforms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax import Array
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
 
-from numpyro_sls.model import TracedModel
+from numpyro_sls.model import TracedModel, pruned
 
 __all__ = ["Parameters", "make_parameters"]
 
@@ -19,6 +19,7 @@ class Parameters:
 
     traced: TracedModel
     shapes: dict[str, tuple[int, ...]]  # unconstrained
+    prune: bool = False  # the model holds code without a derivative, which the prior does not need
 
     @property
     def dim(self) -> int:
@@ -45,6 +46,8 @@ class Parameters:
 
     def log_prior(self, theta: Float[Array, " d"]) -> Float[Array, ""]:
         """Log prior density of theta in unconstrained space, the Jacobian of the transform included."""
+        if self.prune:
+            return pruned(lambda t: self._run(t).log_prior, theta)(theta)
         return self._run(theta).log_prior
 
     def prior_score(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -68,4 +71,9 @@ class Parameters:
 def make_parameters(traced: TracedModel) -> Parameters:
     """The flat vector of a traced model's parameters."""
     run = jax.eval_shape(lambda key: traced.run(key, jnp.zeros(1, jnp.int32)), jax.random.key(0))
-    return Parameters(traced, {k: tuple(run.unconstrained[k].shape) for k in traced.parameters})
+    parameters = Parameters(traced, {k: tuple(run.unconstrained[k].shape) for k in traced.parameters})
+    try:
+        jax.eval_shape(parameters.prior_score, jnp.zeros(parameters.dim))
+    except (ValueError, TypeError, NotImplementedError):
+        return replace(parameters, prune=True)
+    return parameters

@@ -1,17 +1,16 @@
 """What one term of the additive score is: a row of the unit plate with its covariates, or the whole data set."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from numpyro_sls.model import Sampler, TracedModel
+from numpyro_sls.model import Sampler, TracedModel, pruned
 from numpyro_sls.parameters import Parameters, make_parameters
 
 __all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units"]
@@ -112,7 +111,7 @@ class Units:
         if self.density == "none":
             return jnp.zeros((index.shape[0], theta.shape[0]))
         if self.density == "pruned":
-            return jax.jacfwd(_pruned(log_density, theta, rng_key, index, values))(theta)
+            return jax.jacfwd(pruned(log_density, theta, rng_key, index, values))(theta)
         # Forward mode: one pass a coordinate gives every unit's gradient, and loops in the simulator do not matter.
         return jax.jacfwd(log_density)(theta, rng_key, index, values)
 
@@ -142,19 +141,6 @@ def _with_density(units: Units) -> Units:
             continue
         return candidate
     return replace(units, density="none")
-
-
-def _pruned(fn: Callable, theta: Array, *args) -> Callable[[Array], Array]:
-    """The function of theta without the equations that its result does not need: a callback among those does no harm."""
-    closed = jax.make_jaxpr(lambda t: fn(t, *args))(theta)
-    needed = {v for v in closed.jaxpr.outvars if not isinstance(v, Literal)}
-    kept = []
-    for eqn in reversed(closed.jaxpr.eqns):
-        if needed.intersection(eqn.outvars):
-            kept.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    pruned = closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
-    return lambda t: jaxpr_as_fun(pruned)(t)[0]
 
 
 def _is_redundant(inputs: np.ndarray, j: int) -> bool:

@@ -142,6 +142,34 @@ def test_what_localization_did_can_be_asked(location_fit):
     assert f"{len(found.thetas)} restarts kept" in str(found)
 
 
+@pytest.mark.slow
+def test_a_numpy_simulator_is_fitted():
+    """Random numbers and all behind a callback: no derivative, no joint score, and the posterior of a normal sample."""
+
+    def simulate(loc, scale, seed, shape):
+        rng = np.random.default_rng(np.asarray(seed, np.uint32))
+        return (np.asarray(loc) + np.asarray(scale) * rng.normal(size=shape)).astype(np.float32)
+
+    def model(x):
+        loc = numpyro.sample("loc", dist.Normal(0, 5))
+        scale = numpyro.sample("scale", dist.LogNormal(0, 1))
+        with numpyro.plate("units", x.shape[0]) as index:
+            seed = jax.random.key_data(numpyro.prng_key())
+            shape = jax.ShapeDtypeStruct(index.shape, jnp.float32)
+            y = jax.pure_callback(lambda *args: simulate(*args, index.shape), shape, loc, scale, seed, vmap_method="sequential")
+            numpyro.sample("x", Simulated(y), obs=x)
+
+    x = 1 + 2 * random.normal(random.key(3), (200,))
+    fit = SLS(model).run(random.key(0), x, progress_bar=False)
+    assert fit.localization.method == "search"
+    assert not fit.joint.valid.any()
+    draws = _posterior(fit, (x,), 1000)
+    # the prior is wide: the posterior is nearly N(mean, s^2 / n), and of log scale N(log s, 1 / (2 n))
+    assert abs(draws["loc"].mean() - x.mean()) < 0.15 * x.std() / np.sqrt(200)
+    assert abs(np.log(draws["scale"]).mean() - np.log(x.std())) < 0.15 / np.sqrt(400)
+    assert 0.9 < draws["loc"].std() / (x.std() / np.sqrt(200)) < 1.1
+
+
 def test_settings_are_checked_before_anything_runs():
     with pytest.raises(ValueError, match="'explicit' is not known"):
         SLS(CASES["gaussian"].model, target="explicit")
