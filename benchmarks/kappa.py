@@ -20,7 +20,7 @@ from numpyro_sls import SLS, SLSFit, SLSLangevin, WorthUnits
 from tests.cases import CASES, Case, compare, exact_samples
 
 # Implicit in both coordinates, and joint in both.
-MODELS = {"location_scale": "implicit", "poisson": "blend"}
+MODELS = {"location_scale": "implicit", "mixture": "blend"}
 RESULTS = Path("benchmarks/results/kappa.jsonl")
 
 

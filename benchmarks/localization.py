@@ -55,8 +55,8 @@ def run_monotone(options) -> None:
     for seed in range(3):
         xy = monotone.simulate_data(random.key(1 + seed))
         exact = monotone.exact_posterior(random.key(2), xy) @ basis
-        for num_starts in (32, 100):
-            found, centre, params, seconds = restarts(monotone.model, xy, Localization(num_starts=num_starts))
+        for settings in (Localization(), Localization(num_starts=100, num_units=8000)):
+            found, centre, params, seconds = restarts(monotone.model, xy, settings)
             deviation = np.abs((params["theta"] @ basis - exact.mean(0)) / exact.std(0))
             at_centre = np.abs((centre["theta"] @ basis - exact.mean(0)) / exact.std(0))
             save("monotone", seed=seed, worst=float(deviation.max()), centre=float(at_centre.max()), **cost(found, seconds))

@@ -118,8 +118,10 @@ class Comparison:
 
         thetas = jnp.repeat(thetas, -(-NUM_NOISE // len(thetas)), axis=0)[:NUM_NOISE]
         keys = jax.random.split(rng_key, len(thetas))
-        noise = jnp.nanstd(jax.jit(lambda: jax.lax.map(lambda a: simulate(*a), (keys, thetas), batch_size=16))(), axis=0)
-        noise = jnp.maximum(noise, 0.05 * jnp.mean(noise) + 1e-12)
+        seen = jax.jit(lambda: jax.lax.map(lambda a: simulate(*a), (keys, thetas), batch_size=16))()
+        noise = jnp.nanstd(jnp.where(jnp.isfinite(seen), seen, jnp.nan), axis=0)
+        usual = jnp.where(jnp.any(noise > 0), jnp.nanmean(noise), 1.0)
+        noise = jnp.maximum(jnp.nan_to_num(noise, nan=usual), 0.05 * usual)
         return Problem(lambda key: (), residuals, *self.prior, math.sqrt(1 + 1 / num_sets), num_sets)
 
 

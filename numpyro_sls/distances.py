@@ -56,7 +56,7 @@ def _principal(z: Float[Array, "n p"]) -> tuple[Float[Array, "p p"], Float[Array
     low, high = jnp.quantile(z, jnp.array([0.25, 0.75]), axis=0)
     sd = jnp.std(z, axis=0)
     scale = jnp.where(high > low, (high - low) / 1.35, jnp.where(sd > 0, sd, 1.0))
-    values, vectors = jnp.linalg.eigh(jnp.atleast_2d(jnp.cov(jnp.clip(z / scale, -5.0, 5.0).T)))
+    values, vectors = jnp.linalg.eigh(jnp.atleast_2d(jnp.cov(jnp.clip(z / scale, -5.0, 5.0).T, ddof=0)))
     return vectors, jnp.maximum(values, 1e-12), scale
 
 

@@ -234,7 +234,7 @@ class SLS:
         if isinstance(self.proposal, FromRestarts):
             return from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), {}
         curves: dict[str, LossCurve] = {}
-        centre, information, kappa = localized.centre, jnp.linalg.inv(localized.unit_covariance), self._kappa(learner, observed)
+        centre, information, kappa = localized.centre, localized.information, self._kappa(learner, observed)
         # Without a budget every round is a long one, and the next comes only if the centre moved far.
         given = learner.training.num_simulations is not None
         num_rounds = min(self.proposal.num_rounds, 2) if given else self.proposal.num_rounds
@@ -309,7 +309,7 @@ def _first_proposal(prior: tuple, localized: Localized | None, joint_valid: np.n
     valid = np.ones(len(prior[0]), bool) if joint_valid is None else joint_valid
     if localized is None:
         return worth_units(prior[0], prior[1], jnp.zeros_like(prior[1]), 1.0, valid)
-    return worth_units(localized.centre, prior[1], jnp.linalg.inv(localized.unit_covariance), 1.0, valid)
+    return worth_units(localized.centre, prior[1], localized.information, 1.0, valid)
 
 
 def share_outside(mode: Mode, data: DataTerms) -> float:

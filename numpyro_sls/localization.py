@@ -20,6 +20,7 @@ from numpyro_sls.units import Units
 __all__ = ["Localization", "Localized", "LocalizedMode", "Resemblance", "localize"]
 
 METHODS = ("gauss-newton", "adam", "search")
+MIN_POPULATION = 32
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Localization:
             )
         if not 2 <= self.num_starts <= self.population:
             raise ValueError(f"Localization(num_starts={self.num_starts}) must lie between 2 and population={self.population}.")
+        if self.population < MIN_POPULATION:
+            raise ValueError(f"Localization(population={self.population}) must be at least {MIN_POPULATION}.")
 
 
 class LocalizedMode(NamedTuple):
@@ -79,8 +82,8 @@ class Localized(NamedTuple):
     """What localization found, and how: print it."""
 
     centre: Float[Array, " d"]  # of the best mode
-    covariance: Float[Array, "d d"]  # of restarts with as many units as the data: the paper's proposal
-    unit_covariance: Float[Array, "d d"]  # what one unit leaves open
+    covariance: Float[Array, "d d"]  # what as many units as the data leave open: the paper's proposal
+    information: Float[Array, "d d"]  # of one unit, as far as the distance sees it
     thetas: Float[np.ndarray, "b d"]  # restarts kept, best first
     distances: Float[np.ndarray, " b"]
     dropped: Float[np.ndarray, "f d"]  # restarts that failed
@@ -138,31 +141,31 @@ def localize(
     starts, latent = draws[: settings.num_starts], jax.random.split(key_coarse, settings.num_starts)
     bar.update()
 
-    seen = has_derivative(coarse, starts[:4], key_coarse)
-    spent.count(coarse, 4 * (2 + len(seen)))
+    seen, times = has_derivative(coarse, starts[:4], key_coarse)
+    spent.count(coarse, times)
     method = settings.method or ("gauss-newton" if seen.all() else "search")
     if method != "search" and not seen.any():
         raise ValueError(
             f"Localization(method={method!r}) follows the simulator's derivative, and it has none. Leave method=None, or use method='search'."
         )
     num_steps = settings.num_steps or STEPS.get(method, (0, 0))
-    thetas = (
-        _search(key_coarse, coarse, draws, latent, settings, spent)
-        if method == "search"
-        else _descend(key_coarse, method, coarse, starts, latent, num_steps[0], settings, spent)
-    )
+    if method == "search":
+        thetas = _search(key_coarse, coarse, draws, latent, settings, spent)
+    else:
+        thetas, resolution = _descend(key_coarse, method, coarse, starts, latent, num_steps[0], settings, spent)
     bar.update()
     best = thetas[jnp.argmin(spent.distances(coarse, thetas, latent, key_fine))]
     # Only now is it known where the noise of a whole data set's summary should be measured.
     fine = comparison.problem(key_fine, best[None], coarse=False)
     if method == "search":
         spread = jnp.cov(thetas.T).reshape(prior[1].shape) + 1e-4 * prior[1]
-        thetas, _ = cross_entropy(fine, best, spread, latent, key_fine, LOCAL_SEARCH)
+        thetas = cross_entropy(fine, best, spread, latent, key_fine, LOCAL_SEARCH)
+        resolution = jnp.broadcast_to(jnp.eye(len(scale)), (len(latent), *prior[1].shape))
         spent.count(fine, len(latent) * LOCAL_SEARCH[0] * LOCAL_SEARCH[1])
     else:
-        thetas = _descend(key_fine, method, fine, thetas, latent, num_steps[1], settings, spent)
+        thetas, resolution = _descend(key_fine, method, fine, thetas, latent, num_steps[1], settings, spent)
     bar.update()
-    found = _judge(key_judge, coarse, fine, thetas, latent, scale, observed.shape[0], spent)
+    found = _judge(key_judge, coarse, fine, thetas, latent, resolution, prior, observed.shape[0], spent)
     bar.update()
     bar.close()
     found = found._replace(
@@ -192,7 +195,8 @@ class Resemblance(NamedTuple):
         """Distance at theta over distance at the centre, on the same latent draws and along the same directions."""
         both = jnp.repeat(jnp.stack([theta, self.centre]), len(self.latent), axis=0)
         at = distances(self.problem, both, jnp.concatenate([self.latent, self.latent]), self.rng_key)
-        there, here = at.reshape(2, -1).mean(1)
+        # Discrete data can be met exactly: a distance much below the noise is no better than one at it.
+        there, here = at.reshape(2, -1).mean(1) + 0.1 * self.problem.noise
         return float(there / here)
 
 
@@ -210,29 +214,33 @@ class _Spent:
         return distances(problem, thetas, keys, rng_key)
 
 
-def _descend(rng_key, method: str, problem: Problem, starts, latent, num_steps: int, settings: Localization, spent: _Spent):
+def _descend(
+    rng_key, method: str, problem: Problem, starts, latent, num_steps: int, settings: Localization, spent: _Spent
+) -> tuple[Float[Array, "b d"], Float[Array, "b d d"]]:
+    """Minimizers and their resolution; Adam ends with one step of the other method, which tells it."""
     if method == "adam":
         spent.count(problem, num_steps * len(starts))
-        return adam(problem, starts, latent, rng_key, num_steps, settings.learning_rate)[0]
+        starts, num_steps = adam(problem, starts, latent, rng_key, num_steps, settings.learning_rate), 1
     spent.count(problem, 2 * num_steps * len(starts))
-    return gauss_newton(problem, starts, latent, rng_key, num_steps)[0]
+    return gauss_newton(problem, starts, latent, rng_key, num_steps)
 
 
 def _search(rng_key, problem: Problem, draws: Float[Array, "s d"], latent, settings: Localization, spent: _Spent) -> Float[Array, "b d"]:
     """Cross-entropy from the prior draws nearest the data, on a few latent draws; every restart gets one of the ends."""
     elite = draws[: max(settings.population // 10, 4)]
     size = (settings.num_rounds, settings.population // 4)
-    ends, _ = cross_entropy(problem, elite.mean(0), jnp.cov(elite.T).reshape(elite.shape[1], -1), latent[:4], rng_key, size)
-    spent.count(problem, 4 * size[0] * size[1])
+    ends = cross_entropy(problem, elite.mean(0), jnp.cov(elite.T).reshape(elite.shape[1], -1), latent[:4], rng_key, size)
+    spent.count(problem, len(ends) * size[0] * size[1])
     return jnp.tile(ends, (-(-len(latent) // len(ends)), 1))[: len(latent)]
 
 
-def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, scale, num_observed: int, spent: _Spent) -> Localized:
+def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, resolution, prior, num_observed: int, spent: _Spent) -> Localized:
     """Which restarts failed, which modes the others form, and where the best of these lies."""
     key_distance, key_group = jax.random.split(rng_key)
     found = spent.distances(fine, thetas, latent, key_distance)
     best = jnp.broadcast_to(thetas[jnp.argmin(found)], thetas.shape)
-    failed = np.asarray(~(found <= FAILED * spent.distances(fine, best, latent, key_distance)))
+    bar = FAILED * spent.distances(fine, best, latent, key_distance)
+    failed = np.asarray(~(jnp.isfinite(found) & (found <= bar)))
     points, at = np.asarray(thetas), np.asarray(found)
     ranked = np.argsort(at)
     kept, dropped = ranked[~failed[ranked]], ranked[failed[ranked]]
@@ -248,21 +256,36 @@ def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, scale, num_o
     candidates = modes[0][:NUM_CANDIDATES]
     pairs = jnp.repeat(thetas[candidates], len(candidates), axis=0), jnp.tile(latent[candidates], len(candidates))
     common = np.asarray(spent.distances(fine, *pairs, key_distance)).reshape(len(candidates), -1).mean(1)
-    # Minimizers over different latent draws of m units scatter as V / m, V what one unit leaves open.
-    scatter = (
-        np.cov(points[modes[0]].T).reshape(len(scale), -1) if len(modes[0]) > len(scale) else np.diag(np.var(points[modes[0]], axis=0))
-    )
-    scatter = scatter + 1e-6 * np.diag(np.asarray(scale) ** 2)
+    information = _information(points[modes[0]], np.asarray(resolution)[modes[0]], np.sqrt(np.diag(prior[1])), fine.num_units)
     return Localized(
         centre=thetas[candidates[np.argmin(common)]],
-        covariance=jnp.asarray(scatter * fine.num_units / num_observed),
-        unit_covariance=jnp.asarray(_shrunk(scatter, len(modes[0])) * fine.num_units),
+        covariance=jnp.asarray(np.linalg.inv(np.linalg.inv(prior[1]) + num_observed * information)),
+        information=jnp.asarray(information),
         thetas=points[kept],
         distances=at[kept],
         dropped=points[dropped],
         dropped_distances=at[dropped],
         modes=tuple(LocalizedMode(points[m[0]], float(at[m[0]]), len(m)) for m in modes),
     )
+
+
+def _information(points: np.ndarray, resolution: np.ndarray, scale: np.ndarray, num_units: int) -> Float[np.ndarray, "d d"]:
+    """What one unit tells, from how the restarts scatter.
+
+    Minimizers over different latent draws of m units scatter as V / m, V what one unit leaves open. The prior holds them
+    together where the data do not: with K the resolution the scatter is K V K' / m, so V^-1 = K' (m scatter)^-1 K, zero
+    where nothing is decided.
+    """
+    d = len(scale)
+    if len(points) < 3:
+        return np.zeros((d, d))
+    u = points / scale
+    scatter = np.cov(u.T).reshape(d, d)
+    # Towards its diagonal, the more the fewer the restarts it was estimated from.
+    share = len(points) / (len(points) + 2 * d)
+    scatter = share * scatter + (1 - share) * np.diag(np.diag(scatter)) + 1e-8 * np.eye(d)
+    k = np.nan_to_num(resolution.mean(0))
+    return k.T @ np.linalg.inv(num_units * scatter) @ k / np.outer(scale, scale)
 
 
 def _group(rng_key, problem: Problem, thetas: np.ndarray, spent: _Spent) -> Int[np.ndarray, " b"]:
@@ -278,7 +301,9 @@ def _group(rng_key, problem: Problem, thetas: np.ndarray, spent: _Spent) -> Int[
         at = spent.distances(problem, points, jnp.broadcast_to(key, (len(points),)), key)
         total += np.asarray(at).reshape(total.shape)
     joined = total[:, 1:-1].max(1) <= BARRIER * total[:, [0, -1]].max(1)
-    for i, j in np.array(bridges)[joined]:
+    # A restart alone is a straggler, not a mode.
+    alone = np.array([min(np.sum(label == label[i]), np.sum(label == label[j])) < 2 for i, j in bridges])
+    for i, j in np.array(bridges)[joined | alone]:
         label[label == label[j]] = label[i]
     return label
 
@@ -301,9 +326,3 @@ def _clusters(points: Float[np.ndarray, "b d"]) -> tuple[Int[np.ndarray, " b"], 
         if length <= longest:
             label[label == label[j]] = label[i]
     return label, [(i, j) for length, i, j in edges if length > longest]
-
-
-def _shrunk(covariance: Float[np.ndarray, "d d"], num: int) -> Float[np.ndarray, "d d"]:
-    """Towards its diagonal, the more the fewer the restarts it was estimated from."""
-    share = num / (num + 2 * len(covariance))
-    return share * covariance + (1 - share) * np.diag(np.diag(covariance))

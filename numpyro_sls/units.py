@@ -168,7 +168,7 @@ def _per_unit_inputs(traced: TracedModel, parameters: Parameters) -> tuple[np.nd
         is_integer[:] = [not jnp.issubdtype(a.dtype, jnp.inexact) for a in frontier for _ in range(a.size)]
         return jnp.concatenate([jnp.ravel(a).astype(theta.dtype) for a in frontier] + [jnp.zeros(0)])
 
-    inputs = jax.jit(jax.vmap(row))(jnp.arange(traced.num_units))
+    inputs = jax.jit(jax.vmap(row))(jnp.arange(traced.num_units, dtype=jnp.int32))
     return np.asarray(inputs), is_integer
 
 

@@ -156,12 +156,12 @@ def test_monotone_regression_is_found_in_function_space():
 
 @pytest.mark.parametrize("summary", [None, lambda x: jnp.stack([jnp.mean(x), jnp.log(jnp.std(x))])])
 def test_a_whole_data_set_is_compared_by_its_summary(summary):
-    """A random walk with drift: level and spread of one series, by default compared number by number."""
+    """A random walk with drift that fails at times: level and spread of one series, by default compared number by number."""
 
     def model(x):
         drift = numpyro.sample("drift", dist.Normal(0, 3))
         noise = numpyro.sample("noise", dist.Normal().expand([50]).to_event(1))
-        numpyro.sample("x", Simulated(jnp.cumsum(drift + noise), event_dim=1), obs=x)
+        numpyro.sample("x", Simulated(jnp.where(noise[0] > 2, jnp.inf, jnp.cumsum(drift + noise)), event_dim=1), obs=x)
 
     x = jnp.cumsum(2 + random.normal(random.key(0), (50,)))
     settings = Localization(**SMALL, summary=summary)
@@ -171,7 +171,32 @@ def test_a_whole_data_set_is_compared_by_its_summary(summary):
     assert abs(np.median(params["drift"]) - 2) < 5 * 0.2
 
 
+def test_what_the_data_do_not_decide_keeps_the_width_of_the_prior():
+    def model(x):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = numpyro.sample("b", dist.Normal(0, 3))
+        with numpyro.plate("units", x.shape[0]):
+            z = numpyro.sample("z", dist.Normal())
+            numpyro.sample("x", Simulated(a + z + 0 * b), obs=x)
+
+    found, _ = _localize(model, 1 + random.normal(random.key(0), (100,)))
+    assert (found.method, found.no_derivative) == ("gauss-newton", ())
+    sd = np.sqrt(np.diag(found.covariance))
+    assert abs(sd[1] / 3 - 1) < 0.1
+    # 8 restarts tell a variance to a factor of two or so
+    assert 0.3 < sd[0] / (1 / np.sqrt(100)) < 3
+    assert np.isclose(found.information[1, 1], 0, atol=1e-3)
+
+
+def test_a_simulator_that_always_fails_is_an_error():
+    x = random.normal(random.key(0), (20,))
+    with pytest.raises(ValueError, match="No restart of localization has a finite distance"):
+        _localize(location_scale(lambda loc, scale, z: loc + jnp.log(-scale) + z), x)
+
+
 def test_settings_are_checked():
+    with pytest.raises(ValueError, match="population=16"):
+        Localization(num_starts=8, population=16)
     with pytest.raises(ValueError, match="'newton'"):
         Localization(method="newton")
     with pytest.raises(ValueError, match="num_starts=1"):

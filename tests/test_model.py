@@ -258,3 +258,16 @@ def test_queue_matches_its_exact_likelihood():
     rows = jax.vmap(lambda row: jax.grad(lambda t3: queue.log_likelihood(row[None], 1.0, 5.0, t3))(0.2))(x)
     assert abs(float(rows.mean())) < 5 * float(rows.std()) / np.sqrt(4000)
     assert queue.log_likelihood(x, 1.01 + float(x.min()), 5.0, 0.2) == -np.inf
+
+
+def test_covariates_in_double_precision():
+    def model(x, c):
+        slope = numpyro.sample("slope", dist.Normal(0, 3))
+        with numpyro.plate("units", x.shape[0]) as index:
+            numpyro.sample("x", dist.Normal(slope * c[index], 1), obs=x)
+
+    with jax.enable_x64(True):
+        c = jnp.linspace(0, 1, 7)
+        units = make_units(trace_model(model, (jnp.zeros(7), c)))
+        assert units.observed().dtype == jnp.float64
+        np.testing.assert_allclose(units.covariates[:, 0], c)
