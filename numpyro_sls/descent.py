@@ -87,12 +87,11 @@ def has_derivative(problem: Problem, thetas: Float[Array, "b d"], rng_key: Array
 
 def gauss_newton(
     problem: Problem, starts: Float[Array, "b d"], keys: Array, rng_key: Array, num_steps: int
-) -> tuple[Float[Array, "b d"], Float[Array, "b d d"]]:
+) -> tuple[Float[Array, "b d"], Float[Array, "b 2 d d"]]:
     """Levenberg-Marquardt steps on the residuals, reweighted so that their absolute mean is minimized.
 
-    Every step looks along fresh directions and is taken only if it helps along these. Also returned is the resolution at the
-    last step, A (A + P)^-1 with A the normal matrix of the data and P that of the prior, in prior sds: how much of a
-    direction the data decide.
+    Every step looks along fresh directions and is taken only if it helps along these. Also returned are the normal matrices
+    at the last step, that of the data and that of data and prior, in prior sds.
     """
     d = starts.shape[1]
 
@@ -111,16 +110,16 @@ def gauss_newton(
         proposed = theta + problem.scale * step
         better = problem.objective(proposed, key, view) < jnp.where(jnp.isfinite(distance), distance, jnp.inf)
         damping = jnp.clip(jnp.where(better, 0.3 * damping, 4 * damping), 1e-5, 1e3)
-        return jnp.where(better, proposed, theta), damping, jnp.linalg.solve(normal, by_data).T
+        return jnp.where(better, proposed, theta), damping, jnp.stack([by_data, normal])
 
     def step(carry, key):
         view = problem.view(key)
-        thetas, damping, resolution = jax.lax.map(lambda a: one(a, view), (carry[0], carry[1], keys), batch_size=BATCH)
-        return (thetas, damping, resolution), None
+        thetas, damping, normals = jax.lax.map(lambda a: one(a, view), (carry[0], carry[1], keys), batch_size=BATCH)
+        return (thetas, damping, normals), None
 
-    carry = (starts, jnp.full(len(starts), 0.1), jnp.zeros((*starts.shape, d)))
-    (thetas, _, resolution), _ = jax.jit(partial(jax.lax.scan, step))(carry, jax.random.split(rng_key, num_steps))
-    return thetas, resolution
+    carry = (starts, jnp.full(len(starts), 0.1), jnp.zeros((len(starts), 2, d, d)))
+    (thetas, _, normals), _ = jax.jit(partial(jax.lax.scan, step))(carry, jax.random.split(rng_key, num_steps))
+    return thetas, normals
 
 
 def adam(

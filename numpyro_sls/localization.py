@@ -152,7 +152,7 @@ def localize(
     if method == "search":
         thetas = _search(key_coarse, coarse, draws, latent, settings, spent)
     else:
-        thetas, resolution = _descend(key_coarse, method, coarse, starts, latent, num_steps[0], settings, spent)
+        thetas, normals = _descend(key_coarse, method, coarse, starts, latent, num_steps[0], settings, spent)
     bar.update()
     best = thetas[jnp.argmin(spent.distances(coarse, thetas, latent, key_fine))]
     # Only now is it known where the noise of a whole data set's summary should be measured.
@@ -160,12 +160,12 @@ def localize(
     if method == "search":
         spread = jnp.cov(thetas.T).reshape(prior[1].shape) + 1e-4 * prior[1]
         thetas = cross_entropy(fine, best, spread, latent, key_fine, LOCAL_SEARCH)
-        resolution = jnp.broadcast_to(jnp.eye(len(scale)), (len(latent), *prior[1].shape))
+        normals = jnp.broadcast_to(jnp.eye(len(scale)), (len(latent), 2, *prior[1].shape))
         spent.count(fine, len(latent) * LOCAL_SEARCH[0] * LOCAL_SEARCH[1])
     else:
-        thetas, resolution = _descend(key_fine, method, fine, thetas, latent, num_steps[1], settings, spent)
+        thetas, normals = _descend(key_fine, method, fine, thetas, latent, num_steps[1], settings, spent)
     bar.update()
-    found = _judge(key_judge, coarse, fine, thetas, latent, resolution, prior, observed.shape[0], spent)
+    found = _judge(key_judge, coarse, fine, thetas, latent, normals, prior, observed.shape[0], spent)
     bar.update()
     bar.close()
     found = found._replace(
@@ -216,8 +216,8 @@ class _Spent:
 
 def _descend(
     rng_key, method: str, problem: Problem, starts, latent, num_steps: int, settings: Localization, spent: _Spent
-) -> tuple[Float[Array, "b d"], Float[Array, "b d d"]]:
-    """Minimizers and their resolution; Adam ends with one step of the other method, which tells it."""
+) -> tuple[Float[Array, "b d"], Float[Array, "b 2 d d"]]:
+    """Minimizers and the normal matrices there; Adam ends with one step of the other method, which has them."""
     if method == "adam":
         spent.count(problem, num_steps * len(starts))
         starts, num_steps = adam(problem, starts, latent, rng_key, num_steps, settings.learning_rate), 1
@@ -234,7 +234,7 @@ def _search(rng_key, problem: Problem, draws: Float[Array, "s d"], latent, setti
     return jnp.tile(ends, (-(-len(latent) // len(ends)), 1))[: len(latent)]
 
 
-def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, resolution, prior, num_observed: int, spent: _Spent) -> Localized:
+def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, normals, prior, num_observed: int, spent: _Spent) -> Localized:
     """Which restarts failed, which modes the others form, and where the best of these lies."""
     key_distance, key_group = jax.random.split(rng_key)
     found = spent.distances(fine, thetas, latent, key_distance)
@@ -256,7 +256,7 @@ def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, resolution, 
     candidates = modes[0][:NUM_CANDIDATES]
     pairs = jnp.repeat(thetas[candidates], len(candidates), axis=0), jnp.tile(latent[candidates], len(candidates))
     common = np.asarray(spent.distances(fine, *pairs, key_distance)).reshape(len(candidates), -1).mean(1)
-    information = _information(points[modes[0]], np.asarray(resolution)[modes[0]], np.sqrt(np.diag(prior[1])), fine.num_units)
+    information = _information(points[modes[0]], np.asarray(normals)[modes[0]], np.sqrt(np.diag(prior[1])), fine.num_units)
     return Localized(
         centre=thetas[candidates[np.argmin(common)]],
         covariance=jnp.asarray(np.linalg.inv(np.linalg.inv(prior[1]) + num_observed * information)),
@@ -269,22 +269,25 @@ def _judge(rng_key, coarse: Problem, fine: Problem, thetas, latent, resolution, 
     )
 
 
-def _information(points: np.ndarray, resolution: np.ndarray, scale: np.ndarray, num_units: int) -> Float[np.ndarray, "d d"]:
+def _information(points: np.ndarray, normals: np.ndarray, scale: np.ndarray, num_units: int) -> Float[np.ndarray, "d d"]:
     """What one unit tells, from how the restarts scatter.
 
     Minimizers over different latent draws of m units scatter as V / m, V what one unit leaves open. The prior holds them
-    together where the data do not: with K the resolution the scatter is K V K' / m, so V^-1 = K' (m scatter)^-1 K, zero
-    where nothing is decided.
+    together where the data do not: with A the normal matrix of the data, P that of the prior and K = (A + P)^-1 A the scatter
+    is K V K' / m, so V^-1 = K' (m scatter)^-1 K, zero where nothing is decided.
     """
     d = len(scale)
     if len(points) < 3:
         return np.zeros((d, d))
-    u = points / scale
-    scatter = np.cov(u.T).reshape(d, d)
-    # Towards its diagonal, the more the fewer the restarts it was estimated from.
+    data, both = np.nan_to_num(normals).mean(0).astype(np.float64)
+    # In coordinates where A + P is the identity the scatter is nearly round, however stiff it was, and can be drawn towards its
+    # diagonal, the more the fewer the restarts it was estimated from.
+    stiff = np.linalg.cholesky((both + both.T) / 2 + 1e-9 * np.trace(both) / d * np.eye(d))
+    z = (points / scale).astype(np.float64) @ stiff
+    scatter = np.cov(z.T).reshape(d, d)
     share = len(points) / (len(points) + 2 * d)
-    scatter = share * scatter + (1 - share) * np.diag(np.diag(scatter)) + 1e-8 * np.eye(d)
-    k = np.nan_to_num(resolution.mean(0))
+    scatter = share * scatter + (1 - share) * np.diag(np.diag(scatter)) + 1e-8 * np.mean(np.diag(scatter)) * np.eye(d)
+    k = stiff.T @ np.linalg.solve(both, data)
     return k.T @ np.linalg.inv(num_units * scatter) @ k / np.outer(scale, scale)
 
 
