@@ -128,6 +128,11 @@ def localize(
 
     ``prior`` holds mean and covariance in unconstrained space; ``observed`` the units as the score will see them.
     """
+    if settings.summary is not None and units.traced.unit_plate is not None:
+        raise ValueError(
+            f"Localization(summary=...) is for whole data sets; this model has units, the rows of the plate {units.traced.unit_plate!r}, which are compared "
+            "one with another. Leave the summary out, or treat the data set as one unit with units='whole'."
+        )
     key_problem, key_starts, key_coarse, key_fine, key_judge = jax.random.split(rng_key, 5)
     sampler, sites = reparametrize(units, settings.steepness)
     scale = jnp.sqrt(jnp.diag(prior[1]))

@@ -201,3 +201,5 @@ def test_settings_are_checked():
         Localization(method="newton")
     with pytest.raises(ValueError, match="num_starts=1"):
         Localization(num_starts=1)
+    with pytest.raises(ValueError, match="plate 'units'"):
+        _localize(location_scale(SIMULATORS["traced"]), jnp.zeros(5), settings=Localization(**SMALL, summary=jnp.mean))
