@@ -52,12 +52,15 @@ class Problem:
         return jnp.where(jnp.isfinite(d), d, jnp.inf)
 
 
+CHUNK = 32  # thetas in one call, whatever their number: one compilation
 BATCH = 16  # restarts side by side: more would only fill the cache
 
 
 def distances(problem: Problem, thetas: Float[Array, "b d"], keys: Array, rng_key: Array) -> Float[Array, " b"]:
     """The distance at every theta with the latent draw of its key, all along the same directions."""
-    return problem.compiled_distances(thetas, keys, rng_key)
+    num = len(thetas)
+    rows = np.minimum(np.arange(-(-num // CHUNK) * CHUNK), num - 1).reshape(-1, CHUNK)
+    return jnp.concatenate([problem.compiled_distances(thetas[r], keys[r], rng_key) for r in rows])[:num]
 
 
 def has_derivative(problem: Problem, thetas: Float[Array, "b d"], rng_key: Array) -> tuple[Bool[np.ndarray, " d"], int]:

@@ -79,7 +79,7 @@ def test_tractable_models_are_told_that_nuts_would_do():
 
     x = 1 + random.normal(random.key(0), (50,))
     with pytest.warns(UserWarning, match="NUTS") as caught:
-        fit = SLS(model, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+        fit = SLS(model, localization=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
     assert sum("NUTS" in str(w.message) for w in caught) == 1
     mean = _posterior(fit, (x,), 500)["loc"].mean()
     # the exact posterior is N(x.sum() / (n + 1/9), 1 / (n + 1/9)); a small table leaves a few tenths of an sd
@@ -94,7 +94,7 @@ def test_failed_simulations_are_counted():
             numpyro.sample("x", Simulated(jnp.where(z > 2.0, jnp.nan, loc + z)), obs=x)
 
     x = 1 + random.normal(random.key(0), (50,)).clip(max=2.0)
-    fit = SLS(model, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+    fit = SLS(model, localization=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
     spent = fit.simulations["training"]
     assert abs(spent.num_failed / spent.num - 0.0228) < 5 * np.sqrt(0.0228 / spent.num)
 
