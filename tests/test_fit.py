@@ -20,7 +20,7 @@ def _posterior(fit, args, num_samples=2000):
     return {k: np.asarray(v) for k, v in mcmc.get_samples().items()}
 
 
-@pytest.mark.parametrize("name", ["location_scale", "mixture"])
+@pytest.mark.parametrize("name", ["location_scale", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_posterior_is_within_the_bars(name, request):
     """W1 at most 0.15 exact sds, sd ratio within 0.9-1.1: implicit in every coordinate, and joint in every one."""
     short = name.split("_")[0]
@@ -106,7 +106,7 @@ def _two_level(x):
         numpyro.sample("x", dist.Normal(z, 1), obs=x)
 
 
-@pytest.mark.parametrize("shift", [0.0, 5.0])
+@pytest.mark.parametrize("shift", [pytest.param(0.0, marks=pytest.mark.slow), 5.0])
 def test_a_region_that_the_posterior_leaves_is_moved(shift, monkeypatch, recwarn):
     """The paper's proposal, put some of its sds off: the score is trained again around the mode, and that is said and counted."""
     monkeypatch.setattr(fit_module, "DEFAULT_BUDGET", {"first rounds": 0, "training": 500_000, "debiasing": 50_000})

@@ -53,7 +53,7 @@ SIMULATORS = {
 }
 
 
-@pytest.mark.parametrize("name", SIMULATORS)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in ("rounded", "stopped") else k for k in SIMULATORS])
 def test_restarts_find_the_region_with_and_without_derivatives(name):
     x = 30 + 2 * random.normal(random.key(5), (400,))
     if name == "failing":
@@ -71,6 +71,7 @@ def test_restarts_find_the_region_with_and_without_derivatives(name):
     assert "restarts kept" in str(found)
 
 
+@pytest.mark.slow
 def test_adam_goes_where_gauss_newton_goes():
     x = 30 + 2 * random.normal(random.key(5), (400,))
     found, params = _localize(location_scale(SIMULATORS["traced"]), x, settings=Localization(num_starts=8, method="adam"))
@@ -104,6 +105,7 @@ def test_two_modes_are_reported_as_such():
     assert np.sign(found.centre[0]) == np.sign(found.modes[0].centre[0])
 
 
+@pytest.mark.slow
 def test_failed_restarts_are_dropped_by_their_distance():
     """Two wells, the second not as deep: who ends there is not kept."""
 
@@ -142,6 +144,7 @@ def test_discrete_sites_are_searched_by_gradient():
     assert abs(np.median(params["shift"]) - 5) < 5 * 0.1
 
 
+@pytest.mark.slow
 def test_monotone_regression_is_found_in_function_space():
     """11 parameters, covariates: every restart within 3 sds of the exact posterior's marginals, from the prior."""
     xy = monotone.simulate_data(random.key(1))
@@ -154,7 +157,7 @@ def test_monotone_regression_is_found_in_function_space():
     assert found.num_simulated / 1000 <= 50_000
 
 
-@pytest.mark.parametrize("summary", [None, lambda x: jnp.stack([jnp.mean(x), jnp.log(jnp.std(x))])])
+@pytest.mark.parametrize("summary", [pytest.param(None, marks=pytest.mark.slow), lambda x: jnp.stack([jnp.mean(x), jnp.log(jnp.std(x))])])
 def test_a_whole_data_set_is_compared_by_its_summary(summary):
     """A random walk with drift that fails at times: level and spread of one series, by default compared number by number."""
 
