@@ -1,5 +1,6 @@
 """Shape checks on in all tests, and the fits that they share."""
 
+import os
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -15,8 +16,9 @@ from tests.cases import CASES  # noqa: E402
 
 hook.uninstall()
 
-# The same programs are compiled in many tests: compile them once, and keep them for the next session.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+# The same programs are compiled in many tests: compile them once, and keep them for the next session. Workers do not share.
+worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / f"jax-{worker}"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
