@@ -79,6 +79,7 @@ def counted(location_data):
     with pytest.MonkeyPatch.context() as patch:
         # Without its progress bar, NumPyro compiles its own loop anew in every run, whatever the kernel.
         patch.delenv("CI", raising=False)
+        patch.delenv("PYTEST_XDIST_WORKER", raising=False)
         mcmc = MCMC(kernel, num_warmup=100, num_samples=100, num_chains=2, chain_method="vectorized")
     mcmc.run(random.key(0), *location_data)
     first = mcmc.get_samples()
