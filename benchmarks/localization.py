@@ -56,7 +56,7 @@ def run_monotone(options) -> None:
     for seed in range(3):
         xy = monotone.simulate_data(random.key(1 + seed))
         exact = monotone.exact_posterior(random.key(2), xy) @ basis
-        for settings in (Localization(), Localization(num_starts=100, num_units=8000)):
+        for settings in (Localization(), Localization(num_starts=100)):
             found, centre, params, seconds = restarts(monotone.model, xy, settings)
             deviation = np.abs((params["theta"] @ basis - exact.mean(0)) / exact.std(0))
             at_centre = np.abs((centre["theta"] @ basis - exact.mean(0)) / exact.std(0))

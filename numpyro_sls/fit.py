@@ -169,6 +169,10 @@ class SLS:
             _warn(
                 "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
             )
+        if units.density == "none" and self.target != "implicit":
+            _warn(
+                "The joint density of the model cannot be differentiated (code outside JAX?): everything is learnt from the implicit target."
+            )
         budget = _split_budget(self.training, self.debias)
         keys = iter(jax.random.split(rng_key, 8))
 
@@ -182,22 +186,22 @@ class SLS:
         learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
         proposal, curves = self._propose(next(keys), learner, observed, prior, localized, resemblance, budget["first rounds"])
         key_train = next(keys)
-        for i in range(1 + (MAX_RECENTRINGS if self.training.num_simulations is None else 0)):
+        num_recentrings = MAX_RECENTRINGS if self.training.num_simulations is None else 0
+        for i in range(1 + num_recentrings):
             key_score, key_mean, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 4)
             stage = f", re-centred {i}" if i else ""
             unit, curves["training" + stage] = learner.score(key_score, proposal, budget["training"], "training" + stage)
             unit, curves["debiasing" + stage] = learner.mean(key_mean, unit, budget["debiasing"])
             data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
-            if share_outside(mode, data) <= MAX_OUTSIDE:
+            ratio = _ratio(simulator, resemblance, proposal.unwhiten(mode.eta))
+            # A mode whose simulations do not look like the data is not worth following.
+            if i == num_recentrings or share_outside(mode, data) <= MAX_OUTSIDE or not ratio <= MAX_RATIO:
                 break
-            if i < MAX_RECENTRINGS and self.training.num_simulations is None:
-                proposal = self._recentre(key_again, learner, unit, mode, proposal, prior, observed)
+            proposal = self._recentre(key_again, learner, unit, mode, proposal, prior, observed)
 
         posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
         _warn_of_region(mode, data, curves)
-        if resemblance is not None:
-            simulator.count("localization", resemblance.num_units)
-            _warn_of_resemblance(resemblance.ratio(proposal.unwhiten(mode.eta)))
+        _warn_of_resemblance(ratio)
         if progress_bar:
             print(simulator.report())
         return SLSFit(
@@ -246,9 +250,8 @@ class SLS:
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
             _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4)
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
-            learner.simulator.count("localization", resemblance.num_units)
             # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.
-            eta = eta if resemblance.ratio(proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)
+            eta = eta if _ratio(learner.simulator, resemblance, proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)
             centre = proposal.unwhiten(eta)
             information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
@@ -317,6 +320,14 @@ def share_outside(mode: Mode, data: DataTerms) -> float:
     draws = mode.eta + jax.random.normal(jax.random.key(0), (2000, len(mode.eta))) @ mode.factor.T
     inside = jnp.linalg.norm(draws, axis=1) <= data.radius - 1.0
     return float(1 - jnp.mean(inside))
+
+
+def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[Array, " d"]) -> float:
+    """How much farther from the data simulations at theta are than those at the centre of localization; 1 where there was none."""
+    if resemblance is None:
+        return 1.0
+    simulator.count("localization", resemblance.num_units)
+    return resemblance.ratio(theta)
 
 
 def _split_budget(training: Training, debias: Debias) -> dict[str, int]:

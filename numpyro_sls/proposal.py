@@ -38,7 +38,7 @@ class WorthUnits:
 
 @dataclass(frozen=True)
 class FromRestarts:
-    """Train under the Gaussian of the restarts of localization, as the paper does: about as wide as the posterior.
+    """Train under a Gaussian about as wide as the posterior, as the paper does: (prior precision + n I_1)^-1, I_1 from the scatter of the restarts.
 
     :param diagonal: only the variances (the paper's choice), or the whole covariance.
     :param widen: factor on the sds.

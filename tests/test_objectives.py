@@ -1,5 +1,7 @@
 """Targets on Gaussian closed forms, and which coordinates have a joint score."""
 
+from functools import partial
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sls import Simulated
+from numpyro_sls import Simulated, indicator
 from numpyro_sls.joint import joint_validity
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import ScoreTerms
@@ -85,6 +87,14 @@ def shifted(x):
         numpyro.sample("x", dist.Normal(u, b), obs=x)
 
 
+def jumping(x, step=lambda t: (t > 0).astype(float)):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.HalfNormal(1))
+    with numpyro.plate("units", x.shape[0]):
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.sample("x", dist.Normal(3 * step(z - a), b), obs=x)
+
+
 @pytest.mark.parametrize(
     ("model", "valid"),
     [
@@ -93,8 +103,10 @@ def shifted(x):
         (threshold, [False, True]),
         (uniform, [False, True]),
         (shifted, [False, True]),
+        (jumping, [False, True]),
+        (partial(jumping, step=indicator), [False, True]),
     ],
-    ids=["location_scale", "normal_exponential", "threshold", "uniform", "shifted"],
+    ids=["location_scale", "normal_exponential", "threshold", "uniform", "shifted", "jumping", "jumping smoothly"],
 )
 def test_validity_of_the_joint_score_is_read_off_the_trace(model, valid):
     simulator = Simulator(make_units(trace_model(model, (np.zeros(10),))))

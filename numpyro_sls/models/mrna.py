@@ -74,9 +74,9 @@ def protein(c: Float[Array, "n 4"], noise: Float[Array, "n s 2"], m0: Float[Arra
 
     start = (jnp.broadcast_to(m0, t0.shape), jnp.zeros_like(t0))
     steps = noise.shape[1]
-    _, path = jax.lax.scan(step, start, ((jnp.arange(steps) + 0.5) * dt, jnp.moveaxis(noise, 1, 0)))
-    # path[s] is the state before step s: time s dt; the last observation is one step further, where little changes
-    return jnp.concatenate([path[substeps::substeps], path[-1:]]).T
+    (_, last), path = jax.lax.scan(step, start, ((jnp.arange(steps) + 0.5) * dt, jnp.moveaxis(noise, 1, 0)))
+    # path[s] is the state before step s: time s dt
+    return jnp.concatenate([path[substeps::substeps], last[None]]).T
 
 
 def _root(x: Float[Array, " n"]) -> Float[Array, " n"]:
