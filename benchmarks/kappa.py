@@ -47,7 +47,7 @@ def run(name: str, kappa: float, seed: int) -> dict:
         fit = sls.run(random.key(seed), *args, progress_bar=False)
         mcmc = MCMC(SLSLangevin(fit), num_warmup=500, num_samples=2000, num_chains=4, chain_method="vectorized", progress_bar=False)
         mcmc.run(random.key(seed), *args)
-    theta = fit.posterior.unit.proposal.unwhiten(fit.data.centre)
+    theta = fit.data.mode
     x = fit.units.simulate_x(random.key(99), theta, 8000)
     exact, ours = exact_score(case, fit, theta, x), fit.score(theta, x)
     rho = jnp.mean((ours - exact) ** 2, axis=0) / jnp.mean(exact**2, axis=0)

@@ -17,7 +17,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sls import SLS, FromRestarts, Localization, SLSLangevin, WorthUnits
-from numpyro_sls.fit import _prior_moments
+from numpyro_sls.fit import _prior_moments, _smoothed
 from numpyro_sls.localization import Localized, localize
 from numpyro_sls.models import epidemic, gnk, monotone, mrna, queue
 from tests.cases import CASES, compare, exact_samples
@@ -29,9 +29,9 @@ GRID = jnp.linspace(0, 1, 21)
 def restarts(model, x, settings: Localization | None = None, **kwargs) -> tuple[Localized, dict, dict, float]:
     """Localize alone: the result, centre and restarts in the parameters' own space, and seconds."""
     sls = SLS(model, **kwargs)
-    units = sls.units_of((x,), {})
+    units, smoothing = sls.units_of((x,), {})
     start = time.perf_counter()
-    observed = sls.smoothed(units.observed(), units)
+    observed = _smoothed(units.observed(), smoothing, units)[: units.num_units]
     found, _ = localize(random.key(1), units, observed, _prior_moments(random.key(0), units), settings or Localization())
     seconds = time.perf_counter() - start
     print(found)

@@ -4,19 +4,25 @@ from numpyro_sls import models
 from numpyro_sls.boundary import Smoothing
 from numpyro_sls.debias import Debias
 from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.focus import Focus
 from numpyro_sls.langevin import SLSLangevin, SLSLangevinState
 from numpyro_sls.localization import Localization
 from numpyro_sls.model import Simulated
-from numpyro_sls.networks import MLPScore, SeparablePotential
+from numpyro_sls.networks import Ensemble, MLPScore, SeparablePotential
+from numpyro_sls.objectives import CurvaturePenalty
 from numpyro_sls.proposal import FromRestarts, WorthUnits
 from numpyro_sls.reparametrize import indicator
 from numpyro_sls.training import Training
+from numpyro_sls.units import transitions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SLS",
+    "CurvaturePenalty",
     "Debias",
+    "Ensemble",
+    "Focus",
     "FromRestarts",
     "Localization",
     "MLPScore",
@@ -30,4 +36,5 @@ __all__ = [
     "WorthUnits",
     "indicator",
     "models",
+    "transitions",
 ]

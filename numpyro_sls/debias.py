@@ -12,9 +12,11 @@ from jaxtyping import Float
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_sls.networks import MLP
+from numpyro_sls.networks import MLP, NUM_VIEWS
 
-__all__ = ["Debias", "LocalMean", "LocalSums", "MeanNetwork", "local_mean", "make_local_sums", "mean_loss"]
+__all__ = ["METHODS", "Debias", "LocalMean", "LocalSums", "MeanNetwork", "MeanZero", "local_mean", "make_local_sums", "mean_loss"]
+
+METHODS = ("regression", "simplified", "projected")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Debias:
         are to resolve as a standard error.
     :param max_simulations: units simulated near the posterior at most; a data set of n units needs about n / tolerance^2.
     :param width: units in the hidden layers of the regression over the whole region.
+    :param method: of the regression over the region: "regression" (the paper, eq. 5 and its curvature-aware form), "simplified"
+        (its alternative 1, another penalty) or "projected" (alternative 2: score and mean trained together and projected in turns).
+    :param ladder: weights lambda_2 of the curvature penalty to try after the plain regression; the least held-out regression loss wins.
+    :param num_turns: of the projected method.
+    :param near: measure the mean once more near the posterior, and solve for the best linear readout of the network's features there.
 
     **Example:**
 
@@ -36,36 +43,121 @@ class Debias:
     tolerance: float = 0.03
     max_simulations: int = 20_000_000
     width: int = 64
+    method: str = "regression"
+    ladder: tuple[float, ...] = ()
+    num_turns: int = 3
+    near: bool = True
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"Debias(method={self.method!r}) is not known; use one of {METHODS}.")
+        if any(weight < 0 for weight in self.ladder):
+            raise ValueError(f"Debias(ladder={self.ladder}) must not hold negative weights.")
 
 
 @dataclass(frozen=True)
 class MeanNetwork:
-    """h(eta) = E[s | theta]: the gradient of a log-partition A where the score has a potential, so that it keeps one."""
+    """h = E[s | theta], given the covariates of a unit where there are any.
+
+    Where the score has a potential, h is the gradient of a log-partition, A(theta) or with covariates c, a(c) . A(theta), so
+    that the debiased score keeps a potential, and its sum over the data costs the same for any number of units.
+    """
 
     has_potential: bool
     dim: int
     width: int
+    num_covariates: int = 0
+
+    @property
+    def _num_outputs(self) -> int:
+        if not self.has_potential:
+            return self.dim
+        return NUM_COVARIATE_FEATURES if self.num_covariates else 1
 
     def _mlp(self) -> MLP:
-        return MLP(1 if self.has_potential else self.dim, self.width, 2, nn.tanh)
+        return MLP(self._num_outputs, self.width, 2, nn.tanh)
+
+    def _given(self) -> MLP:
+        return MLP(NUM_COVARIATE_FEATURES - 1, self.width, 1, nn.tanh)
 
     def init(self, rng_key: Array) -> Any:
-        return self._mlp().init(rng_key, jnp.zeros(self.dim))
+        key_mlp, key_given = jax.random.split(rng_key)
+        if not self.num_covariates:
+            return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim))}
+        if not self.has_potential:
+            return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim + NUM_VIEWS * self.num_covariates))}
+        given = self._given().init(key_given, jnp.zeros(NUM_VIEWS * self.num_covariates))
+        return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim)), "given": given}
 
-    def log_partition(self, weights: Any, eta: Float[Array, " d"]) -> Float[Array, ""]:
-        return jnp.asarray(self._mlp().apply(weights, eta))[0]
+    def covariates(self, z: Float[Array, "m q"]) -> Float[Array, "m r"]:
+        """The columns of the standardized units that are covariates, in every view."""
+        views = z.reshape(z.shape[0], NUM_VIEWS, -1)
+        return views[:, :, views.shape[2] - self.num_covariates :].reshape(z.shape[0], -1)
 
-    def mean(self, weights: Any, eta: Float[Array, " d"]) -> Float[Array, " d"]:
+    def _features(self, weights: Any, z: Float[Array, "m q"]) -> Float[Array, "m f"]:
+        one = jnp.ones((z.shape[0], 1))
+        if not self.num_covariates:
+            return one
+        return jnp.concatenate([one, jnp.asarray(self._given().apply(weights["given"], self.covariates(z)))], axis=1)
+
+    def summary(self, weights: Any, z: Float[Array, "n q"]) -> Float[Array, " f"]:
+        """What the log-partition of a data set needs of it."""
+        return self._features(weights, z).sum(0) if self.has_potential else jnp.zeros(0)
+
+    def log_partition(self, weights: Any, eta: Float[Array, " d"], summary: Float[Array, " f"]) -> Float[Array, ""]:
+        """n A(theta), or sum_i a(c_i) . A(theta)."""
+        return summary @ jnp.asarray(self._mlp().apply(weights["mlp"], eta))
+
+    def mean(self, weights: Any, eta: Float[Array, " d"], z: Float[Array, "m q"]) -> Float[Array, "m d"]:
+        """h at one theta for each unit."""
+        mlp = self._mlp()
         if self.has_potential:
-            return jax.grad(self.log_partition, argnums=1)(weights, eta)
-        return jnp.asarray(self._mlp().apply(weights, eta))
+            return self._features(weights, z) @ jax.jacfwd(lambda e: jnp.asarray(mlp.apply(weights["mlp"], e)))(eta)
+        if not self.num_covariates:
+            return jnp.broadcast_to(jnp.asarray(mlp.apply(weights["mlp"], eta)), (z.shape[0], self.dim))
+        given = self.covariates(z)
+        joined = jnp.concatenate([jnp.broadcast_to(eta, (z.shape[0], self.dim)), given], axis=1)
+        return jnp.asarray(mlp.apply(weights["mlp"], joined))
+
+    def total(self, weights: Any, eta: Float[Array, " d"], z: Float[Array, "n q"]) -> Float[Array, " d"]:
+        """The sum of h over the units."""
+        if self.num_covariates:
+            return self.mean(weights, eta, z).sum(0)
+        return z.shape[0] * self.mean(weights, eta, z[:1])[0]
 
 
-def mean_loss(mean: Float[Array, "k d"], score: Float[Array, "k m d"], ok: Array) -> Float[Array, ""]:
-    """1/2 |h(theta) - mean of the m scores at theta|^2, averaged over theta (paper, eq. 5)."""
-    count = jnp.maximum(ok.sum(1), 1)[:, None]
-    target = jnp.where(ok[..., None], score, 0.0).sum(1) / count
-    return 0.5 * jnp.mean(jnp.sum((mean - target) ** 2, axis=-1))
+NUM_COVARIATE_FEATURES = 16
+
+
+def mean_loss(
+    mean_fn: Callable[[Array], Array],
+    eta: Float[Array, " d"],
+    score: Float[Array, "m d"],
+    share: Float[Array, " m"],
+    penalty: Array,
+    method: str,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The regression at one theta (paper, eq. 5), and with it lambda_2 times the curvature penalty of its appendix.
+
+    With b the mean of the m scores at theta, h = ``mean_fn(eta)`` at each unit and its average in the penalties:
+
+        |h - s|^2 / 2;    "regression": |h h^T - grad h - b h^T - h b^T|^2,    "simplified": |h h^T + grad h|^2.
+    """
+    weight = share / jnp.maximum(share.sum(), 1e-12)
+    each = mean_fn(eta)
+    # With one h for all units the regression on their mean is the same up to a constant, and less noisy to watch.
+    b = weight @ score
+    shared = 0.5 * jnp.sum((weight @ each - b) ** 2)
+    around = 0.5 * weight @ jnp.sum((each - weight @ each - (score - b)) ** 2, axis=-1)
+    fit = shared + jnp.where(jnp.max(jnp.abs(each - each[0])) > 0, around, 0.0)
+
+    def average(e):
+        return weight @ mean_fn(e)
+
+    h, jacobian = average(eta), jax.jacfwd(average)(eta)
+    outer = jnp.outer(h, h)
+    residual = outer + jacobian if method == "simplified" else outer - jacobian - jnp.outer(b, h) - jnp.outer(h, b)
+    return fit, fit + penalty * jnp.sum(residual**2)
 
 
 class LocalMean(NamedTuple):
@@ -85,29 +177,33 @@ class LocalSums(NamedTuple):
     score: Float[Array, " d"]
     square: Float[Array, " d"]
     cross: Float[Array, "d d"]
+    delta: Float[Array, " d"]
+    delta_square: Float[Array, "d d"]
 
 
 WIDTH = 1.0  # sds of the posterior: the local mean is right on average over the posterior, and in slope
 
 
 def make_local_sums(
-    score_fn: Callable[[Array, Array, Any], tuple[Array, Array]], num_thetas: int, dim: int
+    score_fn: Callable[[Array, Array, Any], tuple[Array, Array, Array]], num_thetas: int, dim: int
 ) -> Callable[[Array, Any], tuple[LocalSums, Array]]:
     """Compile the sums of one batch, and how many of its simulations failed.
 
-    ``score_fn(rng_key, delta, context)`` simulates units at each delta and returns their scores in delta with an ok mask.
-    The deltas come in pairs (delta, -delta), so that offset and slope are estimated apart.
+    ``score_fn(rng_key, step, context)`` simulates units at each step of the sampler from the mode, and returns their scores in
+    delta, an ok mask and the deltas. The steps come in pairs (step, -step), so that offset and slope are estimated apart.
     """
 
     @jax.jit
     def sums_fn(rng_key, context):
         key_delta, key_units = jax.random.split(rng_key)
         half = WIDTH * jax.random.normal(key_delta, (num_thetas // 2, dim))
-        delta = jnp.concatenate([half, -half])
-        score, ok = score_fn(key_units, delta, context)
+        score, ok, delta = score_fn(key_units, jnp.concatenate([half, -half]), context)
         s = jnp.where(ok[..., None], score, 0.0)
-        by_theta = s.sum(1)
-        return LocalSums(ok.sum(), by_theta.sum(0), (s**2).sum((0, 1)), by_theta.T @ delta), (~ok).sum()
+        by_theta, count = s.sum(1), ok.sum(1)
+        weighted = count[:, None] * delta
+        return LocalSums(ok.sum(), by_theta.sum(0), (s**2).sum((0, 1)), by_theta.T @ delta, weighted.sum(0), weighted.T @ delta), (
+            ~ok
+        ).sum()
 
     return sums_fn
 
@@ -116,17 +212,15 @@ def local_mean(
     rng_key: Array,
     sums_fn: Callable[[Array, Any], tuple[LocalSums, Array]],
     context: Any,
-    dim: int,
     tolerance: Float[Array, " d"],
     max_simulations: int,
     size: int,
     progress_bar: bool = False,
 ) -> LocalMean:
-    """Measure E[s] on delta ~ N(0, WIDTH^2) until every coordinate's standard error is below ``tolerance``.
+    """Measure E[s] near the posterior until every coordinate's standard error is below ``tolerance``.
 
-    ``sums_fn(rng_key, context)``, made by `make_local_sums`, simulates one batch.
-
-        offset = E[s],   slope = E[s delta^T] / WIDTH^2, its symmetric part.
+    ``sums_fn(rng_key, context)``, made by `make_local_sums`, simulates one batch. Offset and slope are those of the least
+    squares regression of s on delta, the slope made symmetric.
     """
 
     most = max(1, max_simulations // size)
@@ -137,10 +231,37 @@ def local_mean(
         sums = jax.tree.map(lambda a, b: a + np.asarray(b, dtype=float), sums, new)
         failed += int(bad)
         bar.update()
-        offset = sums.score / sums.num_ok
-        se = np.sqrt(np.maximum(sums.square / sums.num_ok - offset**2, 0.0) / sums.num_ok)
+        mean = sums.score / sums.num_ok
+        se = np.sqrt(np.maximum(sums.square / sums.num_ok - mean**2, 0.0) / sums.num_ok)
         if i >= 4 and np.all(se <= np.asarray(tolerance)):
             break
     bar.close()
-    slope = sums.cross / sums.num_ok / WIDTH**2
-    return LocalMean(jnp.asarray(offset), jnp.asarray((slope + slope.T) / 2), jnp.asarray(se), (i + 1) * size, failed)
+    centre = sums.delta / sums.num_ok
+    spread = sums.delta_square / sums.num_ok - np.outer(centre, centre)
+    slope = np.linalg.solve(spread, (sums.cross / sums.num_ok - np.outer(mean, centre)).T).T
+    slope = (slope + slope.T) / 2
+    return LocalMean(jnp.asarray(mean - slope @ centre), jnp.asarray(slope), jnp.asarray(se), (i + 1) * size, failed)
+
+
+class MeanZero(NamedTuple):
+    """The mean of the score over the posterior, which should be zero, as the shift that it gives the posterior mean, in posterior sds."""
+
+    labels: tuple[str, ...]
+    raw: Float[np.ndarray, " d"]
+    region: Float[np.ndarray, " d"]  # after the regression over the whole region
+    final: Float[np.ndarray, " d"]  # after the measurement near the posterior too
+    se: Float[np.ndarray, "3 d"]
+    num_simulated: int
+
+    @property
+    def demand(self) -> Float[np.ndarray, " 3"]:
+        """n |h|^2 in units of the information, which must be small against 1, at each of the three stages; noise taken off."""
+        return np.array([np.sum(b**2 - s**2) for b, s in zip((self.raw, self.region, self.final), self.se, strict=True)])
+
+    def __str__(self) -> str:
+        lines = [f"shift of the posterior mean by E[s] != 0, in posterior sds (standard error), {self.num_simulated} units:"]
+        lines += [f"  {'direction':12s} {'network':>16s} {'region':>16s} {'near':>16s}"]
+        for j, label in enumerate(self.labels):
+            cells = [f"{b[j]:8.3f} ({s[j]:.3f})" for b, s in zip((self.raw, self.region, self.final), self.se, strict=True)]
+            lines.append(f"  {label:12s} " + " ".join(f"{c:>16s}" for c in cells))
+        return "\n".join([*lines, "  n |h|^2      " + " ".join(f"{d:16.4f}" for d in self.demand)])

@@ -1,32 +1,47 @@
 """``SLS(model).run(rng_key, x) -> SLSFit``: trace, localize, learn the score of one unit, debias it, sum it over the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 import hashlib
+from itertools import pairwise
+import time
 from typing import Any
-import warnings
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
-from numpyro.util import find_stack_level
 from tqdm.auto import tqdm
 
-from numpyro_sls.boundary import Smoothing, smoothing_sd
-from numpyro_sls.debias import Debias, LocalMean, MeanNetwork
+from numpyro_sls.boundary import Smoothing, make_boundary, smoothing_sd
+from numpyro_sls.conditioning import Conditioner
+from numpyro_sls.debias import Debias, LocalMean, MeanNetwork, MeanZero
+from numpyro_sls.errors import ScoreErrors, score_errors
+from numpyro_sls.focus import Focus
 from numpyro_sls.joint import JointValidity, joint_validity
 from numpyro_sls.learning import Learner
 from numpyro_sls.localization import Localization, Localized, Resemblance, localize
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import Network, SeparablePotential
-from numpyro_sls.objectives import TARGETS
-from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, worth_units
+from numpyro_sls.notices import (
+    MAX_OUTSIDE,
+    MAX_RATIO,
+    share_outside,
+    warn,
+    warn_of_joint,
+    warn_of_modes,
+    warn_of_region,
+    warn_of_resemblance,
+    warn_of_supports,
+)
+from numpyro_sls.objectives import TARGETS, CurvaturePenalty
+from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, worth_units
+from numpyro_sls.readout import Readout
 from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
 from numpyro_sls.training import LossCurve, Training, progress
-from numpyro_sls.units import CovariateLayout, Units, make_units
+from numpyro_sls.units import Units, make_units
 
 __all__ = ["SLS", "SLSFit"]
 
@@ -59,17 +74,41 @@ class SLSFit:
     fingerprint: str  # of the model's arguments
     localization: Localized | None  # what the search for the region found, and how; None where it was left out
     joint: JointValidity
-    local_mean: LocalMean
+    local_mean: LocalMean | None  # the mean of the score as measured near the posterior
+    readout: Readout | None  # how much the linear readout near the posterior mended
+    smoothing: Smoothing | None
     simulations: dict[str, Simulations]
     curves: dict[str, LossCurve]
-    learner: Learner
+    seconds: dict[str, float]
+    conditioner: Conditioner
 
     def score(self, theta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """Likelihood score of each unit at theta (flat, unconstrained), debiased."""
-        learned, unit, data = self.posterior.learned, self.posterior.unit, self.data
-        eta = unit.proposal.whiten(theta)
-        local = data.inverse.T @ (data.offset + data.slope @ (data.inverse @ (eta - data.centre)))
-        return (learned.units(unit, eta, x) - local) @ unit.proposal.inverse
+        unit = self.posterior.unit
+        score = self.posterior.learned.units(unit, unit.proposal.whiten(theta), x, self.data.local)
+        return unit.proposal.score_in_theta(theta, score)
+
+    def errors(
+        self,
+        log_likelihood: Callable[[dict[str, Array], Array], Array],
+        rng_key: Array,
+        draws: Mapping[str, Array] | None = None,
+        num_thetas: int = 200,
+    ) -> ScoreErrors:
+        """The error of the score where the likelihood is known: of one unit, of n units, and of the data over posterior draws.
+
+        ``log_likelihood(params, x)`` gives that of every row of x, one a unit; ``draws`` are draws of the parameter sites.
+        """
+        return score_errors(rng_key, log_likelihood, self.posterior, self.data, self.units, self.observed(), draws, num_thetas)
+
+    def mean_zero(self, rng_key: Array, num_simulations: int = 1_000_000) -> MeanZero:
+        """E[s] over the posterior, which should vanish, before and after debiasing, on fresh simulations."""
+        labels = tuple(f"delta {j + 1}" for j in range(self.units.parameters.dim))
+        return self.conditioner.mean_zero(rng_key, self.posterior.unit, self.data, labels, num_simulations)
+
+    def observed(self) -> Float[Array, "n p"]:
+        """The data as the score sees them, smoothed if they are."""
+        return self.conditioner.learner.observed
 
     def potential_fn(self, *model_args, **model_kwargs) -> Callable[[dict[str, Array]], Array]:
         """The learned negative log posterior of a data set, a function of the unconstrained sites, for NUTS and HMC."""
@@ -78,22 +117,34 @@ class SLSFit:
                 f"{type(self.posterior.learned.network).__name__} has a score but no potential. Fit with network=SeparablePotential(), or sample with SLSLangevin(fit)."
             )
         data = self.condition(*model_args, **model_kwargs)
-        return lambda z: self.posterior.potential(self.units.parameters.flatten(z), data)
+        parameters = self.units.parameters
+
+        def potential(z):
+            theta = parameters.flatten(z)
+            return self.posterior.potential(theta, data) + parameters.log_jacobian(theta)
+
+        return potential
 
     def condition(self, *model_args, **model_kwargs) -> DataTerms:
         """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew."""
         if fingerprint((model_args, model_kwargs)) == self.fingerprint:
             return self.data
-        x = self.sls.units_of(model_args, model_kwargs, self.units.layout).observed()
+        x = make_units(self.sls.trace(model_args, model_kwargs), self.units.layout).observed()
         if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
             raise ValueError(
                 f"The fit knows units of {self.posterior.unit.standardizer.centre.shape[0]} numbers, covariates included; these data have {x.shape[1]}."
             )
-        key = _key_of(x)
-        x = self.sls.smoothed(x, self.units)
-        data, mode, _ = self.learner.condition(key, self.posterior.unit, x, self.sls.debias, self.sls.debias.max_simulations)
-        _warn_of_region(mode, data, {})
-        return data
+        if self.sls.units == "additive" and x.shape[0] != self.units.num_units:
+            raise ValueError(f"units='additive' was trained on data sets of {self.units.num_units} units; these data have {x.shape[0]}.")
+        key, debias = _key_of(x), self.sls.debias
+        smoothed = _smoothed(x, self.smoothing, self.units)
+        found = self.conditioner(key, self.posterior.unit, smoothed, x.shape[0], debias, debias.max_simulations if debias else 0)
+        warn_of_region(found.mode, found.data, {})
+        return found.data
+
+
+UNITS = ("plate", "additive", "whole")
+COORDINATES = ("unconstrained", "constrained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +154,19 @@ class SLS:
     :param model: a NumPyro model, its data passed as ``obs=`` inside a plate.
     :param params: names of the parameter sites; None: the latent sites outside the plate of the data.
     :param unit_plate: name of the plate whose rows are the units; None: the outermost around all observed sites.
-    :param units: "plate", or "whole" to treat the data set as one unit.
+    :param units: "plate" trains on single rows of the plate, "additive" a score of rows on whole data sets (the paper's
+        n-model), "whole" one network on the data set as one unit, for data that are not independent.
     :param target: what is trained on: "blend", "joint" or "implicit".
-    :param network: `SeparablePotential` or `MLPScore`.
-    :param smoothing: noise on the data, for observations whose support moves with a parameter.
+    :param network: `SeparablePotential`, `MLPScore` or an `Ensemble`.
+    :param smoothing: noise on the data, for observations whose support moves with a parameter; None: if the trace shows that, False: never.
+    :param support: for such parameters, by site, a function from the numbers of a unit (of the data set, unless units="plate") to
+        (low, high), None for no bound: training is weighted to hold at that boundary, and the posterior ends there.
+    :param coordinates: "unconstrained", or "constrained" to learn sites on an interval as they are, weighted at its ends.
     :param localization: how the region that matters is found; None: train under the prior.
     :param training: budget and optimizer.
-    :param debias: how the mean of the score is removed.
+    :param focus: where in x to train; None: units as they are simulated.
+    :param curvature: ask for the second Bartlett identity too; None: no.
+    :param debias: how the mean of the score is removed; None: not at all.
     :param proposal: how wide the parameters are drawn in training, `WorthUnits` or `FromRestarts`.
 
     **Example:**
@@ -126,98 +183,168 @@ class SLS:
     units: str = "plate"
     target: str = "blend"
     network: Network = SeparablePotential()
-    smoothing: Smoothing | None = None
+    smoothing: Smoothing | bool | None = None
+    support: Mapping[str, Callable] | None = None
+    coordinates: str = "unconstrained"
     localization: Localization | None = Localization()
     training: Training = Training()
-    debias: Debias = Debias()
+    focus: Focus | None = Focus()
+    curvature: CurvaturePenalty | None = None
+    debias: Debias | None = Debias()
     proposal: WorthUnits | FromRestarts = WorthUnits()
 
     def __post_init__(self):
         if not callable(self.model):
             raise TypeError(f"SLS takes a NumPyro model, a function; got {type(self.model).__name__}.")
-        if self.target not in TARGETS:
-            raise ValueError(f"target={self.target!r} is not known; use one of {TARGETS}.")
+        for name, value, known in (
+            ("target", self.target, TARGETS),
+            ("units", self.units, UNITS),
+            ("coordinates", self.coordinates, COORDINATES),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is not known; use one of {known}.")
         if not isinstance(self.proposal, (WorthUnits, FromRestarts)):
             raise TypeError(f"proposal={self.proposal!r} is not known; use WorthUnits(kappa=...) or FromRestarts(diagonal=...).")
         if isinstance(self.proposal, FromRestarts) and self.localization is None:
             raise ValueError("proposal=FromRestarts() needs the restarts of localization; leave localization=Localization().")
+        if self.smoothing is True:
+            raise ValueError(
+                "smoothing=True does not say how much; use smoothing=Smoothing(scale), or None to smooth where the trace asks for it."
+            )
+        if self.support and self.debias is not None:
+            raise ValueError(
+                "support= states that the support of the data moves with a parameter: the score then does not have mean zero, and cannot be debiased. "
+                "Add debias=None, with units='additive' or 'whole' so that nothing needs to be; or use smoothing=Smoothing() instead of support=."
+            )
+        if (
+            self.debias is not None
+            and self.debias.method == "projected"
+            and not isinstance(self.network, (SeparablePotential,))
+            and hasattr(self.network, "num_members")
+        ):
+            raise ValueError("Debias(method='projected') trains one network; it cannot be used with an Ensemble.")
 
     def trace(self, model_args: tuple, model_kwargs: dict):
-        return trace_model(self.model, model_args, model_kwargs, params=self.params, unit_plate=self.unit_plate, units=self.units)
+        units = "whole" if self.units == "whole" else "plate"
+        return trace_model(self.model, model_args, model_kwargs, params=self.params, unit_plate=self.unit_plate, units=units)
 
-    def units_of(self, model_args: tuple, model_kwargs: dict, layout: CovariateLayout | None = None) -> Units:
+    def units_of(self, model_args: tuple, model_kwargs: dict) -> tuple[Units, Smoothing | None]:
         """The units of these data, with the smoothing that simulations get."""
-        units = make_units(self.trace(model_args, model_kwargs), layout)
-        if self.smoothing is None:
-            return units
-        observed = units.traced.observed()
-        return replace(units, noise_sd=smoothing_sd(self.smoothing, observed))
-
-    def smoothed(self, x: Float[Array, "n p"], units: Units) -> Float[Array, "n p"]:
-        """The data as the score sees them; the noise follows from the data, so that a fit knows them again."""
-        if self.smoothing is None:
-            return x
-        num_observed = x.shape[1] - units.covariates.shape[1]
-        return self.smoothing.apply(_key_of(x), x, num_observed)
+        units = make_units(self.trace(model_args, model_kwargs))
+        if self.target == "implicit":  # a black box: nothing is asked of its density
+            units = replace(units, density="none")
+        smoothing = self.smoothing
+        if smoothing is None and not self.support:
+            moving = _moving_supports(units)
+            smoothing = Smoothing() if moving else None
+            warn_of_supports(moving, Smoothing().scale)
+        if not isinstance(smoothing, Smoothing):
+            return units, None
+        return replace(units, noise_sd=smoothing_sd(smoothing, units.traced.observed())), smoothing
 
     def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
         """Fit the score for these data; everything random follows from the key."""
-        show = progress(progress_bar)
-        units = self.units_of(model_args, model_kwargs)
-        simulator, observed = Simulator(units), self.smoothed(units.observed(), units)
+        show, clock = progress(progress_bar), _Clock()
+        units, smoothing = self.units_of(model_args, model_kwargs)
+        simulator, observed, num_units = Simulator(units), _smoothed(units.observed(), smoothing, units), units.num_units
         if units.traced.tractable:
-            _warn(
+            warn(
                 "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
             )
         if units.density == "none" and self.target != "implicit":
-            _warn(
+            warn(
                 "The joint density of the model cannot be differentiated (code outside JAX?): everything is learnt from the implicit target."
             )
-        budget = _split_budget(self.training, self.debias)
+        budget = _split_budget(self.training, self.debias, self.curvature)
         keys = iter(jax.random.split(rng_key, 8))
 
         prior = _prior_moments(next(keys), units)
-        localized, resemblance = self._localize(next(keys), simulator, observed, prior, show)
+        localized, resemblance = self._localize(next(keys), simulator, observed[:num_units], prior, show)
+        clock.mark("localization")
         first = _first_proposal(prior, localized)
         joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
-        _warn_of_joint(joint, units.parameters.labels, self.target)
+        warn_of_joint(joint, units.parameters.labels, self.target)
 
-        learned = LearnedScore(self.network, MeanNetwork(self.network.has_potential, len(prior[0]), self.debias.width))
-        learner = Learner(simulator, learned, self.training, self.target, joint.valid, show)
-        proposal, curves = self._propose(next(keys), learner, observed, prior, localized, resemblance, budget["first rounds"])
+        conditioner = Conditioner(self._learner(simulator, joint, observed, show))
+        learner = conditioner.learner
+        proposal, curves = self._propose(next(keys), conditioner, prior, localized, resemblance, budget["first rounds"])
+        clock.mark("first rounds")
         key_train = next(keys)
         num_recentrings = MAX_RECENTRINGS if self.training.num_simulations is None else 0
         for i in range(1 + num_recentrings):
-            key_score, key_mean, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 4)
-            stage = f", re-centred {i}" if i else ""
-            unit, curves["training" + stage] = learner.score(key_score, proposal, budget["training"], "training" + stage)
-            unit, curves["debiasing" + stage] = learner.mean(key_mean, unit, budget["debiasing"])
-            data, mode, found = learner.condition(key_local, unit, observed, self.debias, budget["debiasing near the posterior"])
-            ratio = _ratio(simulator, resemblance, proposal.unwhiten(mode.eta))
+            key_unit, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 3)
+            unit, new = self._learn(key_unit, learner, proposal, budget, f", re-centred {i}" if i else "")
+            curves |= new
+            clock.mark("training")
+            found = conditioner(key_local, unit, observed, num_units, self.debias, budget["debiasing near the posterior"])
+            ratio = _ratio(simulator, resemblance, found.mode.theta)
+            clock.mark("near the posterior")
             # A mode whose simulations do not look like the data is not worth following.
-            if i == num_recentrings or share_outside(mode, data) <= MAX_OUTSIDE or not ratio <= MAX_RATIO:
+            if i == num_recentrings or share_outside(found.mode, found.data) <= MAX_OUTSIDE or not ratio <= MAX_RATIO:
                 break
-            proposal = self._recentre(key_again, learner, unit, mode, proposal, prior, observed)
+            proposal = self._recentre(key_again, learner, unit, found.mode, proposal, prior)
 
-        posterior = PosteriorScore(learned, unit, units.parameters.log_prior)
-        _warn_of_region(mode, data, curves)
-        _warn_of_resemblance(ratio)
+        warn_of_region(found.mode, found.data, curves)
+        warn_of_resemblance(ratio)
         if progress_bar:
             print(simulator.report())
         return SLSFit(
             self,
             units,
             proposal,
-            posterior,
-            data,
+            PosteriorScore(learner.learned, unit, units.parameters.log_prior),
+            found.data,
             fingerprint((model_args, model_kwargs)),
             localized,
             joint,
-            found,
+            found.mean,
+            found.readout,
+            smoothing,
             simulator.spent,
             curves,
-            learner,
+            clock.seconds,
+            conditioner,
         )
+
+    def _learner(self, simulator: Simulator, joint: JointValidity, observed, show: bool) -> Learner:
+        units = simulator.units
+        width = self.debias.width if self.debias else 1
+        mean_network = MeanNetwork(self.network.has_potential, units.parameters.dim, width, units.covariates.shape[1])
+        boundary = None
+        if self.support or self.coordinates == "constrained":
+            per_set = units.num_units if self.units == "additive" else 1
+            boundary = make_boundary(units.parameters, self.support, per_set * (observed.shape[1] - units.covariates.shape[1]))
+        return Learner(
+            simulator,
+            LearnedScore(self.network, mean_network),
+            self.training,
+            self.target,
+            joint.valid,
+            observed,
+            show,
+            self.focus,
+            boundary,
+            units.num_units if self.units == "additive" else 1,
+        )
+
+    def _learn(
+        self, rng_key, learner: Learner, proposal: Proposal, budget: dict[str, int], stage: str
+    ) -> tuple[UnitScore, dict[str, LossCurve]]:
+        """The score of a unit, its curvature and its mean over the region."""
+        key_score, key_curvature, key_mean = jax.random.split(rng_key, 3)
+        curves: dict[str, LossCurve] = {}
+        unit, curves["training" + stage] = learner.score(key_score, proposal, budget["training"], "training" + stage)
+        if self.curvature is not None:
+            unit, new = learner.curvature(key_curvature, unit, self.curvature, budget["curvature"], "curvature" + stage)
+            curves |= new
+        if self.debias is not None:
+            if self.debias.method == "projected":
+                penalty = max(self.curvature.ladder) if self.curvature else 0.0
+                unit, new = learner.project(key_mean, unit, self.debias, penalty, budget["debiasing"])
+            else:
+                unit, new = learner.mean(key_mean, unit, self.debias, budget["debiasing"])
+            curves |= {k + stage: c for k, c in new.items()}
+        return unit, curves
 
     def _localize(self, rng_key, simulator: Simulator, observed, prior, show: bool) -> tuple[Localized | None, Resemblance | None]:
         if self.localization is None:
@@ -226,29 +353,31 @@ class SLS:
         simulator.count("localization", localized.num_simulated)
         if show:
             tqdm.write(str(localized).splitlines()[0])
-        _warn_of_modes(localized, simulator.units)
+        warn_of_modes(localized, simulator.units)
         return localized, resemblance
 
     def _propose(
-        self, rng_key, learner: Learner, observed, prior, localized: Localized | None, resemblance: Resemblance | None, budget: int
+        self, rng_key, conditioner: Conditioner, prior, localized: Localized | None, resemblance: Resemblance | None, budget: int
     ) -> tuple[Proposal, dict[str, LossCurve]]:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
+        learner = conditioner.learner
         if localized is None or resemblance is None:
-            return _first_proposal(prior, None, learner.joint_valid), {}
+            return self._laid_out(_first_proposal(prior, None, learner.joint_valid), learner), {}
         if isinstance(self.proposal, FromRestarts):
-            return from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), {}
+            return self._laid_out(from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), learner), {}
         curves: dict[str, LossCurve] = {}
-        centre, information, kappa = localized.centre, localized.information, self._kappa(learner, observed)
+        centre, information, kappa = localized.centre, localized.information, self._kappa(learner)
         # Without a budget every round is a long one, and the next comes only if the centre moved far.
         given = learner.training.num_simulations is not None
         num_rounds = min(self.proposal.num_rounds, 2) if given else self.proposal.num_rounds
         each = budget // num_rounds if given else budget
+        rough = Debias(tolerance=0.2) if self.debias is not None else None
         for i in range(num_rounds):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"
-            proposal = worth_units(centre, prior[1], information, kappa, learner.joint_valid)
+            proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
-            _, mode, _ = learner.condition(key_mode, unit, observed, Debias(tolerance=0.2), each // 4)
+            mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4).mode
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.
             eta = eta if _ratio(learner.simulator, resemblance, proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)
@@ -256,31 +385,51 @@ class SLS:
             information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
                 break
-        return worth_units(centre, prior[1], information, kappa, learner.joint_valid), curves
+        return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner), curves
 
-    def _kappa(self, learner: Learner, observed) -> float:
-        all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
+    def _laid_out(self, proposal: Proposal, learner: Learner) -> Proposal:
+        if self.coordinates == "unconstrained":
+            return proposal
+        return in_box(proposal, *learner.simulator.units.parameters.box)
+
+    def _kappa(self, learner: Learner) -> float:
+        num_units = learner.simulator.units.num_units
         chosen = self.proposal.kappa if isinstance(self.proposal, WorthUnits) else None
-        return chosen or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], observed.shape[0], all_joint)
+        if self.units == "additive":  # what is matched is the score of n units: the signal is theirs
+            return chosen or num_units / 9
+        all_joint = self.target != "implicit" and bool(learner.joint_valid.all())
+        return chosen or default_kappa(learner.training.num_simulations or DEFAULT_BUDGET["training"], num_units, all_joint)
 
-    def _recentre(self, rng_key, learner: Learner, unit: UnitScore, mode: Mode, proposal: Proposal, prior, observed) -> Proposal:
+    def _recentre(self, rng_key, learner: Learner, unit: UnitScore, mode: Mode, proposal: Proposal, prior) -> Proposal:
         """The posterior leaves the region: move it there, and where it was not measured in units, widen it."""
-        _warn(
+        warn(
             f"The posterior leaves the region that the score was trained in (its mode is {float(jnp.linalg.norm(mode.eta)):.1f} sds from the centre): "
             "training once more around that mode."
         )
-        centre = proposal.unwhiten(mode.eta)
         if isinstance(self.proposal, FromRestarts) or self.localization is None:
-            return from_restarts(centre, proposal.covariance, FromRestarts(diagonal=False, widen=1.5), learner.joint_valid)
+            _, factor = proposal.frame()
+            wider = from_restarts(mode.theta, factor @ factor.T, FromRestarts(diagonal=False, widen=1.5), learner.joint_valid)
+            return self._laid_out(wider, learner)
         information = learner.information(rng_key, unit, mode.eta, DEFAULT_BUDGET["first rounds"], "re-centring")
-        return worth_units(centre, prior[1], information, self._kappa(learner, observed), learner.joint_valid)
+        return self._laid_out(worth_units(mode.theta, prior[1], information, self._kappa(learner), learner.joint_valid), learner)
 
 
-DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 600_000}
+DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 4_000_000}
 MAX_RECENTRINGS = 2
-MAX_OUTSIDE = 0.02  # of the posterior, as its mode and curvature give it, outside the trained region
-MAX_RATIO = 1.5  # of the distance at the mode to that at the centre of localization
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
+
+
+class _Clock:
+    """Seconds by stage."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
 
 
 def fingerprint(tree: Any) -> str:
@@ -295,6 +444,27 @@ def fingerprint(tree: Any) -> str:
 
 def _key_of(x: Float[Array, "n p"]) -> Array:
     return jax.random.key(int(fingerprint(x)[:8], 16))
+
+
+def _smoothed(x: Float[Array, "n p"], smoothing: Smoothing | None, units: Units) -> Float[Array, "r p"]:
+    """The data as the score sees them; the noise follows from the data, so that a fit knows them again."""
+    if smoothing is None or units.noise_sd is None:
+        return x
+    return smoothing.apply(_key_of(x), x, units.noise_sd)
+
+
+def _moving_supports(units: Units) -> list[str]:
+    """Sites inside the plate whose support moves with a parameter, where the data have no density that would smooth that."""
+    if units.traced.num_simulated == 0 and not _any_moves(units, units.traced.observations):
+        return []
+    return _any_moves(units, (*units.traced.nuisances, *units.traced.observations))
+
+
+def _any_moves(units: Units, sites: Sequence[str]) -> list[str]:
+    keys = jax.random.split(jax.random.key(0), 5)
+    thetas = [units.parameters.sample_prior(k) for k in keys]
+    moved = [units.supports_moved(keys[0], a, b) for a, b in pairwise(thetas)]
+    return [k for k in sites if any(bool(m.get(k, False)) for m in moved)]
 
 
 def _prior_moments(rng_key: Array, units: Units) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
@@ -315,13 +485,6 @@ def _first_proposal(prior: tuple, localized: Localized | None, joint_valid: np.n
     return worth_units(localized.centre, prior[1], localized.information, 1.0, valid)
 
 
-def share_outside(mode: Mode, data: DataTerms) -> float:
-    """How much of the Gaussian at the mode lies beyond the radius within which the score was trained."""
-    draws = mode.eta + jax.random.normal(jax.random.key(0), (2000, len(mode.eta))) @ mode.factor.T
-    inside = jnp.linalg.norm(draws, axis=1) <= data.radius - 1.0
-    return float(1 - jnp.mean(inside))
-
-
 def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[Array, " d"]) -> float:
     """How much farther from the data simulations at theta are than those at the centre of localization; 1 where there was none."""
     if resemblance is None:
@@ -330,72 +493,13 @@ def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[A
     return resemblance.ratio(theta)
 
 
-def _split_budget(training: Training, debias: Debias) -> dict[str, int]:
+def _split_budget(training: Training, debias: Debias | None, curvature: CurvaturePenalty | None) -> dict[str, int]:
     """How many units each stage may simulate."""
     total = training.num_simulations
+    near = debias.max_simulations if debias else 0
     if total is None:
-        return {**DEFAULT_BUDGET, "debiasing near the posterior": debias.max_simulations}
-    shares = {"first rounds": 0.2, "training": 0.5, "debiasing": 0.15, "debiasing near the posterior": 0.15}
+        return {**DEFAULT_BUDGET, "curvature": curvature.num_simulations if curvature else 0, "debiasing near the posterior": near}
+    shares = {"first rounds": 0.2, "training": 0.5, "curvature": 0.0, "debiasing": 0.15, "debiasing near the posterior": 0.15}
+    if curvature is not None:
+        shares |= {"training": 0.35, "curvature": 0.15}
     return {stage: int(share * total) for stage, share in shares.items()}
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=find_stack_level())
-
-
-def _warn_of_joint(joint: JointValidity, labels: list[str], target: str) -> None:
-    if target == "joint" and joint.moves.any():
-        moving = [label for label, moves in zip(labels, joint.moves, strict=True) if moves]
-        _warn(
-            f"target='joint' does not hold in {moving}: a support or a Simulated value moves with them. They are learnt from the implicit target."
-        )
-    failed = [label for label, bad in zip(labels, joint.fails_mean_zero, strict=True) if bad]
-    if failed:
-        _warn(f"The traced joint score does not have mean zero in {failed}; these coordinates are learnt from the implicit target instead.")
-
-
-def _warn_of_modes(localized: Localized, units: Units) -> None:
-    if len(localized.modes) > 1:
-        places = "; ".join(
-            f"{_in_words(units.parameters.constrain(jnp.asarray(m.centre)))} ({m.num_restarts} restarts, distance {m.distance:.3g})"
-            for m in localized.modes
-        )
-        _warn(
-            f"Localization found {len(localized.modes)} modes: {places}. The score is trained around the first, and the posterior will hold that one only. "
-            "If they mean the same, constrain the prior to one of them; if not, fit each under a prior of its own. fit.localization.modes has them."
-        )
-    total = len(localized.thetas) + len(localized.dropped)
-    if len(localized.thetas) < 0.25 * total:
-        _warn(
-            f"Only {len(localized.thetas)} of {total} restarts of localization came as near to the data as the best one: the region may be wrong. "
-            "Try Localization(num_starts=100), more steps, or method='search'."
-        )
-
-
-def _warn_of_resemblance(ratio: float) -> None:
-    if not ratio <= MAX_RATIO:
-        _warn(
-            f"Simulations at the mode of this posterior are {ratio:.1f} times as far from the data as those at the centre that localization found: "
-            "the score has not learnt enough, and the posterior is not to be trusted. Give more simulations, Training(num_simulations=...), or leave it None."
-        )
-
-
-def _in_words(params: dict[str, Array]) -> str:
-    return ", ".join(f"{k} = {np.array2string(np.asarray(v), precision=3)}" for k, v in params.items())
-
-
-def _warn_of_region(mode: Mode, data: DataTerms, curves: dict[str, LossCurve]) -> None:
-    for stage, curve in curves.items():
-        if "not finite" in curve.outcome:
-            _warn(f"{stage.capitalize()} {curve.outcome}. The last weights with a finite loss are kept; try Training(learning_rate=3e-3).")
-    outside = share_outside(mode, data)
-    if not outside <= MAX_OUTSIDE:
-        _warn(
-            f"{outside:.0%} of the posterior lies outside the region that the score was trained in (its mode is {float(jnp.linalg.norm(mode.eta)):.1f} sds "
-            "from the centre): it is not to be trusted. Widen the region with proposal=WorthUnits(kappa=...) smaller, search longer with "
-            "localization=Localization(num_starts=100), or give more simulations."
-        )
-    elif not float(mode.gap) < 0.1:
-        _warn(
-            f"No mode of the posterior was found inside the training region (the last Newton step was {float(mode.gap):.2g} posterior sds): check the posterior before use."
-        )

@@ -155,7 +155,7 @@ class SLSLangevin(MCMCKernel):
         assert fit is not None, "init comes before sample"
         posterior, flatten = fit.posterior, fit.units.parameters.flatten
         rng_key, key_steps = jax.random.split(state.rng_key)
-        point = _Point(_to_delta(posterior, data, flatten(state.z)), state.potential_energy, state.score)
+        point = _Point(_to_delta(data, flatten(state.z)), state.potential_energy, state.score)
 
         def step(point, key):
             return langevin_step(key, point, state.step_size, posterior, data)
@@ -166,10 +166,10 @@ class SLSLangevin(MCMCKernel):
         adapted = _adapt()[1](self._target - accept_prob, state.adapt_state)
         adapt_state = jax.tree.map(lambda new, old: jnp.where(warming, new, old), adapted, state.adapt_state)
         last = state.i == self._num_warmup - 1
-        step_size = jnp.where(warming, jnp.exp(jnp.where(last, adapted[1], adapted[0])), state.step_size)
+        step_size = jnp.where(warming, jnp.minimum(jnp.exp(jnp.where(last, adapted[1], adapted[0])), MAX_STEP_SIZE), state.step_size)
         count = jnp.where(warming, state.i + 1, state.i + 1 - self._num_warmup)
         mean_accept_prob = state.mean_accept_prob + (accept_prob - state.mean_accept_prob) / count
-        theta = _to_theta(posterior, data, point.delta)
+        theta = _to_theta(data, point.delta)
         return SLSLangevinState(
             state.i + 1,
             fit.units.parameters.unflatten(theta),
@@ -211,12 +211,14 @@ class SLSLangevin(MCMCKernel):
         rng_key, key_start = jax.random.split(rng_key)
         if init_params is None:
             delta = 2 * jax.random.normal(key_start, (parameters.dim,))
+            delta = jnp.where(posterior.possible(_to_theta(data, delta), data), delta, 0.0)
         else:
-            delta = _to_delta(posterior, data, parameters.flatten(init_params))
+            delta = _to_delta(data, parameters.flatten(init_params))
         point = _at(posterior, data, delta)
         zero = jnp.zeros(())
-        theta = _to_theta(posterior, data, delta)
-        adapt_state = _adapt()[0](jnp.log(10 * self._step_size))
+        theta = _to_theta(data, delta)
+        # The coordinates are whitened: a long first step would only leap to where the score was never meant to be used.
+        adapt_state = _adapt()[0](jnp.log(self._step_size))
         return SLSLangevinState(
             jnp.array(0),
             parameters.unflatten(theta),
@@ -254,11 +256,13 @@ def langevin_step(rng_key: Array, point: _Point, step_size: Array, posterior: Po
     new = _at(posterior, data, proposed)
     back = point.delta - proposed - half * new.score
     log_ratio = _log_density_ratio(posterior, data, point, new) + 0.5 * jnp.sum(noise**2) - 0.5 * jnp.sum(back**2) / step_size**2
-    accept_prob = jnp.where(jnp.isfinite(log_ratio), jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
+    possible = posterior.possible(_to_theta(data, proposed), data)
+    accept_prob = jnp.where(jnp.isfinite(log_ratio) & possible, jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
     accept = jax.random.uniform(key_accept) < accept_prob
     return jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, point), accept_prob
 
 
+MAX_STEP_SIZE = 2.0
 GAUSS_LEGENDRE = ((0.1127016654, 0.5, 0.8872983346), (5 / 18, 8 / 18, 5 / 18))  # three nodes on [0, 1]
 
 
@@ -278,20 +282,20 @@ def line_integral(score_fn: Callable[[Array], Array], start: Float[Array, " d"],
 def _at(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> _Point:
     if not posterior.learned.network.has_potential:
         return _Point(delta, jnp.zeros(()), _score_delta(posterior, data, delta))
-    value, gradient = jax.value_and_grad(lambda e: posterior.potential(_to_theta(posterior, data, e), data))(delta)
+    value, gradient = jax.value_and_grad(lambda e: posterior.potential(_to_theta(data, e), data))(delta)
     return _Point(delta, value, -gradient)
 
 
 def _score_delta(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return data.factor.T @ posterior.score_eta(data.centre + data.factor @ delta, data)
+    return data.factor.T @ posterior.score(_to_theta(data, delta), data)
 
 
-def _to_theta(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return posterior.unit.proposal.unwhiten(data.centre + data.factor @ delta)
+def _to_theta(data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
+    return data.mode + data.factor @ delta
 
 
-def _to_delta(posterior: PosteriorScore, data: DataTerms, theta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return data.inverse @ (posterior.unit.proposal.whiten(theta) - data.centre)
+def _to_delta(data: DataTerms, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+    return data.inverse @ (theta - data.mode)
 
 
 def _adapt():

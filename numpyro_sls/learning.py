@@ -1,7 +1,7 @@
-"""One round of learning: the score of a unit under a proposal, its mean, and what one data set makes of it."""
+"""One round of learning: the score of a unit under a proposal, its curvature, and its mean over the whole region."""
 
-from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 import numpy as np
 
-from numpyro_sls.debias import Debias, LocalMean, local_mean, make_local_sums, mean_loss
+from numpyro_sls.boundary import BoundaryWeight
+from numpyro_sls.debias import Debias, mean_loss
+from numpyro_sls.focus import Focus, FocusTerms, focused, make_focus
 from numpyro_sls.networks import Standardizer, make_standardizer
-from numpyro_sls.objectives import blend_loss, joint_weights
+from numpyro_sls.objectives import CurvaturePenalty, blend_loss, curvature_loss, joint_weights
 from numpyro_sls.proposal import Proposal
-from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore, find_mode
+from numpyro_sls.score import LearnedScore, UnitScore
 from numpyro_sls.simulate import Batch, Simulator
 from numpyro_sls.training import LossCurve, Trainer, Training, make_trainer, train
 
@@ -27,36 +29,22 @@ class ScoreContext(NamedTuple):
     proposal: Proposal
     standardizer: Standardizer
     joint_weights: Float[Array, " d"]
+    focus: FocusTerms | None
+    penalty: Float[Array, ""]  # lambda_1
     table: Batch | None
 
 
 class MeanContext(NamedTuple):
-    """The score whose mean is learnt, and how much of the joint score to subtract from it as a control variate."""
+    """The score whose mean is learnt, how much of the joint score to subtract as a control variate, and lambda_2."""
 
     unit: UnitScore
     control: Float[Array, " d"]
-    table: Batch | None = None
-
-
-class LocalContext(NamedTuple):
-    """The same around one data set."""
-
-    mean: MeanContext
-    data: DataTerms
+    penalty: Float[Array, ""]
+    table: Batch | None
 
 
 HELD_OUT_THETAS = 256
-CENTRE_UNITS = 100_000  # simulated at most to debias the middle of the region
-MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
-MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
-LARGE = (256, 64)  # thetas and units in a batch of the local debiasing, where there is room for ten
-
-
-def _around(data: DataTerms, centre: Float[Array, " d"], factor: Float[Array, "d d"]) -> DataTerms:
-    """The same data with the local coordinates delta laid elsewhere, and no local mean yet."""
-    zero = jnp.zeros_like(centre)
-    return data._replace(centre=centre, factor=factor, inverse=jnp.linalg.inv(factor), offset=zero, slope=jnp.zeros_like(factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,51 +56,105 @@ class Learner:
     training: Training
     target: str
     joint_valid: Bool[np.ndarray, " d"]
+    observed: Float[Array, "n p"]
     progress_bar: bool
+    focus: Focus | None = None
+    boundary: BoundaryWeight | None = None
+    matched: int = 1  # units whose summed score is matched: one, or a whole data set (the n-model)
 
     def __getstate__(self) -> dict:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
+
+    def bounds(self, x: Float[Array, "n p"]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+        """What the data allow of theta, as far as it was stated."""
+        d = len(self.joint_valid)
+        if self.boundary is None:
+            return jnp.full(d, -jnp.inf), jnp.full(d, jnp.inf)
+        low, high = self.boundary.bounds(x if self.matched == 1 else x.reshape(1, -1), d)
+        return low.max(0), high.min(0)
+
+    @property
+    def num_per_theta(self) -> int:
+        return self.matched if self.matched > 1 else self.training.num_per_theta
+
+    @property
+    def num_simulated_per_theta(self) -> int:
+        """Units simulated for those that are trained on."""
+        keep_all = self.focus is None or self.training.num_simulations is not None or self.matched > 1
+        return self.num_per_theta * (1 if keep_all or self.focus is None else self.focus.oversample)
 
     def score(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[UnitScore, LossCurve]:
         """Train the score of one unit under a proposal with so many simulated units."""
         key_source, key_init, key_train = jax.random.split(rng_key, 3)
         pilot, held_out, table, num_steps = self._source(key_source, proposal, num_simulations, stage)
         context, weights = self._prepare(key_init, pilot, proposal)
-        context = context._replace(table=table)
-        weights, curve = train(
-            self._score_trainer,
-            key_train,
-            weights,
-            held_out,
-            context,
-            num_steps,
-            learning_rate=self.training.learning_rate,
-            patience=None if table is None else self.training.patience,
-            description=stage,
-            progress_bar=self.progress_bar,
-        )
-        self._count_stream(stage, table, curve)
+        context = context._replace(table=table, focus=self.focus_terms(key_source, proposal, pilot, stage))
+        held_out = held_out if context.focus is None else focused(key_source, held_out, context.focus, held_out.ok.shape[1])
+        weights, curve = self._train(self._score_trainer, key_train, weights, held_out, context, num_steps, stage)
+        self._count_stream(stage, table, curve, self.training.num_thetas * self.num_simulated_per_theta)
         return UnitScore(weights, proposal, context.standardizer, None), curve
 
-    def mean(self, rng_key: Array, unit: UnitScore, num_simulations: int) -> tuple[UnitScore, LossCurve]:
-        """Learn the mean of the score over the whole region (paper, 3.2.2)."""
+    def curvature(
+        self, rng_key: Array, unit: UnitScore, settings: CurvaturePenalty, num_simulations: int, stage: str = "curvature"
+    ) -> tuple[UnitScore, dict[str, LossCurve]]:
+        """Go on training with lambda_1 |E[s s^T + grad s]|^2 on a second table; the least held-out score-matching loss wins (eq. 7)."""
+        learner = replace(self, training=replace(self.training, num_per_theta=settings.num_per_theta, num_thetas=settings.num_thetas))
+        key_source, key_train = jax.random.split(rng_key)
+        ladder = (0.0, *(w for w in settings.ladder if w > 0))
+        each = num_simulations // len(ladder) if learner.training.is_fresh else num_simulations
+        pilot, held_out, table, num_steps = learner._source(key_source, unit.proposal, each, stage)
+        context, _ = learner._prepare(key_source, pilot, unit.proposal)
+        focus = learner.focus_terms(key_source, unit.proposal, pilot, stage)
+        held_out = held_out if focus is None else focused(key_source, held_out, focus, held_out.ok.shape[1])
+        trainer, curves, found = learner._curvature_trainer, {}, []
+        for penalty in ladder:
+            context = context._replace(standardizer=unit.standardizer, focus=focus, penalty=jnp.asarray(penalty), table=table)
+            name = f"{stage}, lambda {penalty:g}"
+            weights, curve = learner._train(trainer, key_train, unit.weights, held_out, context, num_steps, name, settings.learning_rate)
+            learner._count_stream(stage, table, curve, learner.training.num_thetas * learner.num_simulated_per_theta)
+            curves[name] = curve
+            found.append((float(trainer.evaluate(weights, held_out, context)), weights))
+        return unit._replace(weights=min(found, key=lambda pair: pair[0])[1]), curves
+
+    def mean(self, rng_key: Array, unit: UnitScore, settings: Debias, num_simulations: int) -> tuple[UnitScore, dict[str, LossCurve]]:
+        """Learn the mean of the score over the whole region (paper, 3.2.2), curvature-aware if there is a ladder for that."""
         key_source, key_init, key_train = jax.random.split(rng_key, 3)
         stage = "debiasing"
-        pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, num_simulations, stage)
-        weights, curve = train(
-            self._mean_trainer,
-            key_train,
-            jax.jit(self.learned.mean_network.init)(key_init),
-            held_out,
-            MeanContext(unit, self._control(unit, pilot), table),
-            num_steps,
-            learning_rate=self.training.learning_rate,
-            patience=None if table is None else self.training.patience,
-            description=stage,
-            progress_bar=self.progress_bar,
-        )
-        self._count_stream(stage, table, curve)
-        return unit._replace(mean_weights=weights), curve
+        ladder = tuple(w for w in settings.ladder if w > 0)
+        each = num_simulations // (1 + len(ladder)) if self.training.is_fresh else num_simulations
+        pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, each, stage, focus=False)
+        context = MeanContext(unit, self._control(unit, pilot), jnp.zeros(()), table)
+        start = unit.mean_weights if unit.mean_weights is not None else jax.jit(self.learned.mean_network.init)(key_init)
+        trainer, curves, found, weights = self._mean_trainer(settings.method), {}, [], start
+        for penalty in (0.0, *ladder):
+            context = context._replace(penalty=jnp.asarray(penalty))
+            name = f"{stage}, lambda {penalty:g}" if penalty else stage
+            weights, curve = self._train(trainer, key_train, start, held_out, context, num_steps, name)
+            self._count_stream(stage, table, curve, self.training.num_thetas * self.num_per_theta)
+            curves[name] = curve
+            found.append((float(trainer.evaluate(weights, held_out, context)), weights))
+            start = found[0][1]  # the plain regression comes first, the others go on from it
+        return unit._replace(mean_weights=min(found, key=lambda pair: pair[0])[1]), curves
+
+    def project(
+        self, rng_key: Array, unit: UnitScore, settings: Debias, penalty: float, num_simulations: int
+    ) -> tuple[UnitScore, dict[str, LossCurve]]:
+        """The paper's alternative 2: score and mean trained together on the score's loss, then the mean by itself, in turns."""
+        each = num_simulations // (2 * settings.num_turns + 1)
+        plain = replace(settings, method="regression", ladder=())
+        unit, curves = self.mean(jax.random.fold_in(rng_key, 0), unit, plain, each)
+        for i in range(settings.num_turns):
+            key_source, key_train, key_mean = jax.random.split(jax.random.fold_in(rng_key, i + 1), 3)
+            stage = f"projection, turn {i + 1}"
+            pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, each, stage)
+            context, _ = self._prepare(key_source, pilot, unit.proposal)
+            context = context._replace(standardizer=unit.standardizer, penalty=jnp.asarray(penalty), table=table)
+            both = (unit.weights, unit.mean_weights)
+            both, curves[stage] = self._train(self._projection_trainer, key_train, both, held_out, context, num_steps, stage, 3e-3)
+            self._count_stream(stage, table, curves[stage], self.training.num_thetas * self.num_simulated_per_theta)
+            unit, again = self.mean(key_mean, unit._replace(weights=both[0], mean_weights=both[1]), plain, each)
+            curves |= {f"{k}, turn {i + 1}": c for k, c in again.items()}
+        return unit, curves
 
     def information(
         self, rng_key: Array, unit: UnitScore, eta: Float[Array, " d"], num_simulations: int, stage: str
@@ -125,79 +167,22 @@ class Learner:
         self.simulator.count(stage, batch.ok.size, int((~batch.ok).sum()))
         s = self._raw(unit, jnp.broadcast_to(eta, (k, eta.shape[0])), batch.x)
         s = jnp.where(batch.ok[..., None], s, 0.0).reshape(-1, theta.shape[0])
-        s = s - s.mean(0)
-        return unit.proposal.inverse.T @ (s.T @ s / batch.ok.sum()) @ unit.proposal.inverse
+        s = unit.proposal.score_in_theta(theta, s - s.mean(0))
+        return s.T @ s / batch.ok.sum()
 
-    def condition(
-        self, rng_key: Array, unit: UnitScore, x: Float[Array, "n p"], settings: Debias, max_simulations: int
-    ) -> tuple[DataTerms, Mode, LocalMean]:
-        """Sum the score over a data set, find its mode and debias around it; again there, if that moved it."""
-        keys = jax.random.split(rng_key, 4)
-        # First over the middle of the region: the mode of a score that is off by a constant can be anywhere.
-        wide = 0.5 * jnp.eye(unit.proposal.dim)
-        data = _around(self.terms(unit, x), jnp.zeros(unit.proposal.dim), wide)
-        found = self._local(keys[0], unit, data, 0.0, min(max_simulations // 5, CENTRE_UNITS))
-        data = data._replace(offset=found.offset, slope=found.slope)
-        left, mode, moved = max_simulations - found.num_simulated, self.mode(unit, data), True
-        for i, key in enumerate(keys[1:]):
-            data = _around(data, mode.eta, mode.factor)
-            # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
-            found = self._local(key, unit, data, settings.tolerance / x.shape[0], left // 5 if moved and i < 2 else left)
-            error = float(jnp.max(found.offset_se)) * x.shape[0]
-            # A slope that is mostly noise can cancel the information itself and send the mode away.
-            data = data._replace(offset=found.offset, slope=found.slope * (error <= MAX_SLOPE_SE))
-            left -= found.num_simulated
-            mode = self.mode(unit, data)
-            moved = bool(jnp.linalg.norm(data.inverse @ (mode.eta - data.centre)) > MAX_MOVE)
-            if left < self.training.batch_size * 10 or (not moved and error <= settings.tolerance):
-                break
-        return data, mode, found
-
-    def terms(self, unit: UnitScore, x: Float[Array, "n p"]) -> DataTerms:
-        """The sum over a data set, not debiased locally yet."""
-        d = unit.proposal.dim
-        zero, eye = jnp.zeros(d), jnp.eye(d)
-        summary, radius = self.learned.summarize(unit, x), np.sqrt(d) + 3.0
-        return DataTerms(
-            summary, jnp.asarray(float(x.shape[0])), zero, eye, eye, zero, jnp.zeros((d, d)), jnp.asarray(radius), jnp.asarray(50.0)
+    def _train(self, trainer, rng_key, weights, held_out, context, num_steps, stage, learning_rate=None) -> tuple[Any, LossCurve]:
+        return train(
+            trainer,
+            rng_key,
+            weights,
+            held_out,
+            context,
+            num_steps,
+            learning_rate=learning_rate or self.training.learning_rate,
+            patience=None if context.table is None else self.training.patience,
+            description=stage,
+            progress_bar=self.progress_bar,
         )
-
-    @cached_property
-    def mode(self):
-        """Mode of the posterior that a unit score and a data set's terms give."""
-        log_prior = self.simulator.units.parameters.log_prior
-        return jax.jit(lambda unit, data: find_mode(PosteriorScore(self.learned, unit, log_prior), data))
-
-    def _local(self, rng_key: Array, unit: UnitScore, data: DataTerms, tolerance: float, max_simulations: int) -> LocalMean:
-        """Measure the mean of the score around the centre of one data set's terms."""
-        stage = "debiasing near the posterior"
-        key_pilot, key_mean = jax.random.split(rng_key)
-        d = unit.proposal.dim
-        eta = data.centre + jax.random.normal(key_pilot, (self.training.num_thetas, d)) @ data.factor.T
-        pilot = self._simulate(key_pilot, jax.vmap(unit.proposal.unwhiten)(eta), self.training.num_per_theta)
-        self.simulator.count(stage, pilot.ok.size, int((~pilot.ok).sum()))
-        context = LocalContext(MeanContext(unit, self._control(unit, pilot)), data)
-        large = max_simulations >= 10 * LARGE[0] * LARGE[1]
-        sums_fn, size = (self._large_sums, LARGE[0] * LARGE[1]) if large else (self._small_sums, self.training.batch_size)
-        left = max_simulations - pilot.ok.size
-        found = local_mean(key_mean, sums_fn, context, d, jnp.full(d, tolerance), left, size, self.progress_bar)
-        self.simulator.count(stage, found.num_simulated, found.num_failed)
-        return found._replace(num_simulated=found.num_simulated + pilot.ok.size)
-
-    @cached_property
-    def _large_sums(self):
-        return make_local_sums(partial(self._local_scores, LARGE[1]), LARGE[0], len(self.joint_valid))
-
-    @cached_property
-    def _small_sums(self):
-        return make_local_sums(partial(self._local_scores, self.training.num_per_theta), self.training.num_thetas, len(self.joint_valid))
-
-    def _local_scores(self, num_per_theta: int, rng_key: Array, delta: Float[Array, "k d"], context: "LocalContext") -> tuple[Array, Array]:
-        (unit, control, _), data = context
-        eta = data.centre + delta @ data.factor.T
-        batch = self.simulator.batch(rng_key, jax.vmap(unit.proposal.unwhiten)(eta), num_per_theta)
-        s = jax.vmap(lambda e, x: self.learned.units(unit, e, x))(eta, batch.x)
-        return (s - control * (batch.joint_score @ unit.proposal.factor)) @ data.factor, batch.ok
 
     @cached_property
     def _prepare(self):
@@ -206,31 +191,47 @@ class Learner:
         @jax.jit
         def prepare(rng_key: Array, pilot: Batch, proposal: Proposal) -> tuple[ScoreContext, Any]:
             x = pilot.x.reshape(-1, pilot.x.shape[-1])
-            t = pilot.joint_score.reshape(-1, proposal.dim) @ proposal.factor
+            t = jax.vmap(proposal.score_in_eta)(pilot.theta, pilot.joint_score)
+            t = t.sum(1) / np.sqrt(self.matched) if self.matched > 1 else t.reshape(-1, proposal.dim)
             standardizer = make_standardizer(x)
             weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
-            return ScoreContext(proposal, standardizer, joint_weights(self.target, self.joint_valid, t), None), weights
+            share = joint_weights(self.target, self.joint_valid, t)
+            return ScoreContext(proposal, standardizer, share, None, jnp.zeros(()), None), weights
 
         return prepare
 
-    def _source(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[Batch, Batch, Batch | None, int]:
+    def focus_terms(self, rng_key: Array, proposal: Proposal, pilot: Batch, stage: str) -> FocusTerms | None:
+        """Weights in x under a proposal; where the budget is open, from many more units than the pilot's."""
+        num_responses = self.observed.shape[1] - self.simulator.units.covariates.shape[1]
+        if self.focus is None or self.focus.flatten == 0 or self.matched > 1 or self.observed.shape[0] < MIN_ROWS or num_responses == 0:
+            return None
+        if self.training.num_simulations is None:
+            key_theta, key_units = jax.random.split(rng_key)
+            pilot = self._simulate(key_units, proposal.sample(key_theta, FOCUS_UNITS[0]), FOCUS_UNITS[1])
+            self.simulator.count(stage, pilot.ok.size, int((~pilot.ok).sum()))
+        return make_focus(pilot.x[pilot.ok], self.observed, num_responses, self.focus)
+
+    def _source(
+        self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str, focus: bool = True
+    ) -> tuple[Batch, Batch, Batch | None, int]:
         """Units to look at first, held-out ones, a table (None: a stream), and how many steps the budget allows."""
-        num_thetas = num_simulations // self.training.num_per_theta
+        # The budget of a stream counts units trained on; what is simulated beside them is counted when it is spent.
+        num_thetas = num_simulations // self.num_per_theta
         if self.training.is_fresh:
-            held_out = self._draw(rng_key, proposal, min(HELD_OUT_THETAS, num_thetas // 4), stage)
+            held_out = self._draw(rng_key, proposal, max(2, min(HELD_OUT_THETAS, num_thetas // 4)), stage)
             return held_out, held_out, None, (num_thetas - held_out.theta.shape[0]) // self.training.num_thetas
         drawn = self._draw(rng_key, proposal, num_thetas, stage)
         cut = max(1, num_thetas // 5)
         held_out, table = (jax.tree.map(lambda a, s=s: a[s], drawn) for s in (slice(cut), slice(cut, None)))
         return drawn, held_out, table, self.training.num_epochs * (num_thetas - cut) // self.training.num_thetas
 
-    def _count_stream(self, stage: str, table: Batch | None, curve: LossCurve) -> None:
+    def _count_stream(self, stage: str, table: Batch | None, curve: LossCurve, batch_size: int) -> None:
         if table is None:
-            self.simulator.count(stage, int(curve.steps[-1]) * self.training.batch_size, curve.tally)
+            self.simulator.count(stage, int(curve.steps[-1]) * batch_size, curve.tally)
 
     def _draw(self, rng_key: Array, proposal: Proposal, num_thetas: int, stage: str) -> Batch:
         key_theta, key_units = jax.random.split(rng_key)
-        batch = self._simulate(key_units, proposal.sample(key_theta, num_thetas), self.training.num_per_theta)
+        batch = self._simulate(key_units, proposal.sample(key_theta, num_thetas), self.num_per_theta)
         self.simulator.count(stage, batch.ok.size, int((~batch.ok).sum()))
         return batch
 
@@ -238,17 +239,22 @@ class Learner:
         """Best multiple of t to subtract from s: cov(s, t) / var(t), where t has mean zero."""
         eta = jax.vmap(unit.proposal.whiten)(batch.theta)
         s = self._raw(unit, eta, batch.x).reshape(-1, unit.proposal.dim)
-        t = batch.joint_score.reshape(-1, unit.proposal.dim) @ unit.proposal.factor
+        t = jax.vmap(unit.proposal.score_in_eta)(batch.theta, batch.joint_score).reshape(-1, unit.proposal.dim)
         variance = jnp.var(t, axis=0)
         best = jnp.mean((s - s.mean(0)) * t, axis=0) / jnp.where(variance > 0, variance, 1.0)
         return jnp.where(jnp.asarray(np.sort(self.joint_valid)), best, 0.0)
 
-    def _next_batch(self, rng_key: Array, proposal: Proposal, table: Batch | None) -> Batch:
-        if table is not None:
-            rows = jax.random.randint(rng_key, (self.training.num_thetas,), 0, table.theta.shape[0])
-            return jax.tree.map(lambda a: a[rows], table)
-        key_theta, key_units = jax.random.split(rng_key)
-        return self.simulator.batch(key_units, proposal.sample(key_theta, self.training.num_thetas), self.training.num_per_theta)
+    def _next_batch(self, rng_key: Array, context: Any, focus: FocusTerms | None) -> Batch:
+        proposal = context.proposal if isinstance(context, ScoreContext) else context.unit.proposal
+        if context.table is not None:
+            rows = jax.random.randint(rng_key, (self.training.num_thetas,), 0, context.table.theta.shape[0])
+            batch = jax.tree.map(lambda a: a[rows], context.table)
+            return batch if focus is None else focused(rng_key, batch, focus, self.num_per_theta)
+        key_theta, key_units, key_keep = jax.random.split(rng_key, 3)
+        theta = proposal.sample(key_theta, self.training.num_thetas)
+        num = self.num_per_theta if focus is None else self.num_simulated_per_theta
+        batch = self.simulator.batch(key_units, theta, num)
+        return batch if focus is None else focused(key_keep, batch, focus, self.num_per_theta)
 
     @cached_property
     def _raw(self):
@@ -258,26 +264,120 @@ class Learner:
     def _simulate(self):
         return jax.jit(self.simulator.batch, static_argnums=2)
 
+    def _score_loss(self, network, weights, theta, z, x, t, weight, probe, context: ScoreContext) -> Float[Array, ""]:
+        """The score-matching loss of one network at one theta."""
+        eta, w = context.proposal.whiten(theta), context.joint_weights
+        grad_log_q = -eta
+        if self.boundary is None:
+            scale, drift = jnp.ones_like(eta), grad_log_q
+        else:
+            scale, change = self.boundary(context.proposal, eta, x if self.matched == 1 else x.reshape(1, -1))
+            drift = scale * grad_log_q + change
+        along = scale * (1 - w)
+        if self.training.probes(context.proposal.dim):
+            terms = network.probed(weights, eta, z, along, probe)
+        else:
+            terms = network.terms(weights, eta, z, along)
+        if self.matched == 1:
+            return blend_loss(terms, t, w, scale, drift, weight / weight.shape[0])
+        # The n-model: the score of a whole data set is the sum of its units', and is matched as one (paper, eq. 11).
+        summed = jax.tree.map(lambda a: a.sum(0, keepdims=True), terms)
+        return blend_loss(summed, t.sum(0, keepdims=True), w, scale, drift, jnp.all(weight > 0)[None] / weight.shape[0])
+
+    def _losses(self, weights: Any, batch: Batch, context: ScoreContext, with_curvature: bool) -> tuple[Array, Array, Array]:
+        def at(theta, x, joint_score, weight, ok, probe):
+            z, t = context.standardizer(x), context.proposal.score_in_eta(theta, joint_score)
+            eta = context.proposal.whiten(theta)
+            loss, penalty = jnp.zeros(()), jnp.zeros(())
+            for network, own in self.learned.network.each(weights):
+                loss += self._score_loss(network, own, theta, z, x, t, weight, probe, context)
+                if with_curvature:
+                    halves = [network.curvature(own, eta, z[i::2], ok[i::2].astype(z.dtype)) for i in (0, 1)]
+                    penalty += curvature_loss(*halves)
+            return loss, penalty
+
+        loss, penalty = jax.vmap(at)(*batch)
+        return jnp.mean(loss), jnp.mean(penalty), (~batch.ok).sum()
+
     @cached_property
     def _score_trainer(self) -> Trainer:
         def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
-            def at(theta, x, joint_score, ok):
-                eta = context.proposal.whiten(theta)
-                terms = self.learned.network.terms(weights, eta, context.standardizer(x))
-                return blend_loss(terms, joint_score @ context.proposal.factor, eta, context.joint_weights, ok)
+            loss, _, failed = self._losses(weights, batch, context, False)
+            return loss, failed
 
-            return jnp.mean(jax.vmap(at)(*batch)), (~batch.ok).sum()
-
-        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context.proposal, context.table))
+        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context, context.focus))
 
     @cached_property
-    def _mean_trainer(self) -> Trainer:
-        def loss_fn(weights: Any, batch: Batch, context: MeanContext) -> tuple[Array, Array]:
-            unit = context.unit
-            eta = jax.vmap(unit.proposal.whiten)(batch.theta)
-            s = jax.vmap(lambda e, x: self.learned.raw(unit, e, x))(eta, batch.x)
-            s = s - context.control * (batch.joint_score @ unit.proposal.factor)
-            mean = jax.vmap(lambda e: self.learned.mean_network.mean(weights, e))(eta)
-            return mean_loss(mean, s, batch.ok), (~batch.ok).sum()
+    def _curvature_trainer(self) -> Trainer:
+        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
+            loss, penalty, failed = self._losses(weights, batch, context, True)
+            return loss + context.penalty * penalty, failed
 
-        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context.unit.proposal, context.table))
+        def held_out_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
+            return self._losses(weights, batch, context, False)[0]
+
+        # Both identities are asked of units as they are simulated: no focus in the second table.
+        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context, None), held_out_fn)
+
+    def _mean_trainer(self, method: str) -> Trainer:
+        def losses(weights: Any, batch: Batch, context: MeanContext) -> tuple[Array, Array]:
+            unit = context.unit
+
+            def at(theta, x, t, ok):
+                eta, z = unit.proposal.whiten(theta), unit.standardizer(x)
+                s = self.learned.raw(unit, eta, x) - context.control * unit.proposal.score_in_eta(theta, t)
+                return mean_loss(lambda e: self.learned.mean_network.mean(weights, e, z), eta, s, ok, context.penalty, method)
+
+            fit, penalized = jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))
+            return jnp.mean(fit), jnp.mean(penalized)
+
+        def loss_fn(weights, batch, context):
+            return losses(weights, batch, context)[1], (~batch.ok).sum()
+
+        def held_out_fn(weights, batch, context):
+            return losses(weights, batch, context)[0]
+
+        if method not in self._mean_trainers:
+            self._mean_trainers[method] = make_trainer(loss_fn, lambda key, context: self._next_batch(key, context, None), held_out_fn)
+        return self._mean_trainers[method]
+
+    @cached_property
+    def _mean_trainers(self) -> dict[str, Trainer]:
+        return {}
+
+    @cached_property
+    def _projection_trainer(self) -> Trainer:
+        """s - h with both trained, on score-matching loss and curvature penalty."""
+        network, mean_network = self.learned.network, self.learned.mean_network
+
+        def loss_fn(both: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
+            def at(theta, x, joint_score, weight):
+                z, t, eta, w = (
+                    context.standardizer(x),
+                    context.proposal.score_in_eta(theta, joint_score),
+                    context.proposal.whiten(theta),
+                    context.joint_weights,
+                )
+                along = 1 - w
+
+                def debiased(e):
+                    return network.score(both[0], e, z) - mean_network.mean(both[1], e, z)
+
+                h_jacobian = jax.jacfwd(lambda e: mean_network.mean(both[1], e, z))(eta)
+                terms = network.terms(both[0], eta, z, along)
+                terms = terms._replace(
+                    score=terms.score - mean_network.mean(both[1], eta, z),
+                    divergence=terms.divergence - jnp.einsum("mjj,j->m", h_jacobian, along),
+                )
+                loss = blend_loss(terms, t, w, jnp.ones_like(eta), -eta, weight / weight.shape[0])
+                share = weight / jnp.maximum(weight.sum(), 1)
+                residual = (share[:, None] * terms.score).T @ terms.score + jax.jacfwd(lambda e: share @ debiased(e))(eta)
+                return loss + context.penalty * jnp.sum(residual**2)
+
+            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))), (~batch.ok).sum()
+
+        return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context, None))
+
+
+FOCUS_UNITS = (1024, 64)  # thetas and units, whose distances say how rare a unit is
+MIN_ROWS = 20  # of the data, for their distances to say where units lie

@@ -34,6 +34,7 @@ class ModelRun(NamedTuple):
     log_density: Array  # (m,): log p(x, z | theta) over the sites that have a density
     deterministics: dict[str, Array]
     anchors: list[Array]  # the joint score is valid where none of these moves with theta
+    supports: dict[str, list[Array]]  # those of them that say where a site can lie
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,7 @@ class TracedModel:
     plate_dim: int
     num_units: int
     num_simulated: int  # observed sites without a density
+    supports: dict[str, Any]  # of the parameters
 
     @property
     def tractable(self) -> bool:
@@ -130,6 +132,7 @@ def trace_model(
         0 if frame is None else frame.dim,
         1 if frame is None else frame.size,
         sum(is_fixed(s["fn"]) for s in observed.values()),
+        {k: latent[k]["fn"].support for k in parameters},
     )
     _check_runs_for_any_units(traced, trace)
     return _with_deterministics(traced, [k for k, s in trace.items() if s["type"] == "deterministic" and k not in inside])
@@ -203,7 +206,7 @@ class _Run(_FullPlates):
 
 
 def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, given: Mapping[str, Array]) -> ModelRun:
-    params, unconstrained, values, anchors = {}, {}, {}, []
+    params, unconstrained, values, anchors, supports = {}, {}, {}, [], {}
     log_prior = jnp.zeros(())
     log_density = jnp.zeros(num_units)
     for name, site in trace.items():
@@ -224,7 +227,8 @@ def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, g
         else:
             values[name] = value
             log_density += _per_unit(traced, fn.log_prob(value), 0, num_units).sum(-1)
-            anchors += _support_anchors(fn, value)
+            supports[name] = _support_anchors(fn, value)
+            anchors += supports[name]
     deterministics = {k: trace[k]["value"] for k in traced.deterministics}
     return ModelRun(
         params,
@@ -235,6 +239,7 @@ def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, g
         log_density,
         deterministics,
         [jnp.asarray(a) for a in anchors],
+        supports,
     )
 
 

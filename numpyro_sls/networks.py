@@ -1,4 +1,4 @@
-"""Score networks on one unit: s(theta, x) and the diagonal of its Jacobian, many x sharing one theta."""
+"""Score networks on one unit: s(theta, x) and its divergence, many x sharing one theta."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Float
 
-__all__ = ["MLPScore", "Network", "ScoreTerms", "SeparablePotential", "Standardizer", "make_standardizer"]
+__all__ = ["Ensemble", "MLPScore", "Network", "ScoreTerms", "SeparablePotential", "Standardizer", "make_standardizer"]
 
 Weights = Any  # a pytree of arrays, as flax makes them
 
@@ -22,11 +22,13 @@ class Standardizer(NamedTuple):
     scale: Float[Array, " p"]
 
     def __call__(self, x: Float[Array, "m p"]) -> Float[Array, "m q"]:
-        """Two views of x: near linear up to ten scales and bounded there, and logarithmic."""
+        """Views of x: near linear up to ten scales and bounded there, logarithmic, and the square and the signed square of the first."""
         z = (x - self.centre) / self.scale
-        return jnp.concatenate([z / jnp.sqrt(1 + (z / CLIP) ** 2), jnp.arcsinh(2 * z)], axis=-1)
+        u = z / jnp.sqrt(1 + (z / CLIP) ** 2)
+        return jnp.concatenate([u, jnp.arcsinh(2 * z), 0.3 * u**2, 0.3 * u * jnp.abs(u)], axis=-1)
 
 
+NUM_VIEWS = 4
 CLIP = 10.0
 
 
@@ -39,10 +41,18 @@ def make_standardizer(x: Float[Array, "m p"]) -> Standardizer:
 
 
 class ScoreTerms(NamedTuple):
-    """What the objectives need of a network at one theta: s_j and d s_j / d theta_j for every x."""
+    """What the objectives need of a network at one theta: s_j, and sum_j a_j d s_j / d theta_j, for every x."""
 
     score: Float[Array, "m d"]
-    diagonal: Float[Array, "m d"]
+    divergence: Float[Array, " m"]
+
+
+class Curvature(NamedTuple):
+    """What the second Bartlett identity needs at one theta, averaged over its x: E s, E s s^T and E grad s."""
+
+    mean: Float[Array, " d"]
+    outer: Float[Array, "d d"]
+    jacobian: Float[Array, "d d"]
 
 
 class MLP(nn.Module):
@@ -61,18 +71,49 @@ class MLP(nn.Module):
 
 
 class Network:
-    """What the stages below ask of a network; theta is whitened, x standardized."""
+    """What the stages below ask of a network; theta is whitened, x standardized.
+
+    A network with a potential has ``summary`` and ``basis`` too, u(theta, x) = summary(x) . basis(theta).
+    """
 
     has_potential: bool
 
     def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
         raise NotImplementedError
 
-    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> ScoreTerms:
-        raise NotImplementedError
-
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         raise NotImplementedError
+
+    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
+        """Score and divergence with the weights ``along``, one a coordinate, (d,), or for every x its own, (m, d)."""
+        raise NotImplementedError
+
+    def probed(
+        self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array, probe: Float[Array, " d"]
+    ) -> ScoreTerms:
+        """The same with the divergence estimated along one random direction, (a v) . (grad s) v (Hutchinson)."""
+        score, change = jax.jvp(lambda t: self.score(weights, t, x), (theta,), (probe,))
+        return ScoreTerms(score, jnp.sum(along * probe * change, axis=1))
+
+    def curvature(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], ok: Float[Array, " m"]) -> Curvature:
+        share = ok / jnp.maximum(ok.sum(), 1)
+        score = self.score(weights, theta, x)
+        jacobian = jax.jacfwd(lambda t: share @ self.score(weights, t, x))(theta)
+        return Curvature(share @ score, (share[:, None] * score).T @ score, jacobian)
+
+    def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
+        raise NotImplementedError
+
+    def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
+        raise NotImplementedError
+
+    def features(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m f"]:
+        """What of x a linear readout may use near the posterior; nothing unless the network says so."""
+        return jnp.zeros((x.shape[0], 0))
+
+    def each(self, weights: Weights) -> list[tuple["Network", Weights]]:
+        """The networks that are trained, each by its own loss."""
+        return [(self, weights)]
 
 
 @dataclass(frozen=True)
@@ -84,6 +125,8 @@ class SeparablePotential(Network):
     :param num_features: length of c and phi, beyond the d linear ones.
     :param width: units in each hidden layer.
     :param depth: hidden layers of each of the two networks.
+    :param embedding: a flax module that turns the standardized numbers of m units, (m, p), into (m, r) features before c
+        sees them: a convolution for a series, an image network. It reshapes as it needs.
 
     **Example:**
 
@@ -95,6 +138,7 @@ class SeparablePotential(Network):
     num_features: int = 32
     width: int = 64
     depth: int = 2
+    embedding: nn.Module | None = None
     has_potential = True
 
     def _summary(self, dim: int) -> MLP:
@@ -105,28 +149,54 @@ class SeparablePotential(Network):
         return MLP(self.num_features, self.width, self.depth, nn.tanh)
 
     def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
-        key_c, key_phi, key_skip = jax.random.split(rng_key, 3)
+        key_c, key_phi, key_skip, key_embed = jax.random.split(rng_key, 4)
+        weights, embedded = _init_embedding(self.embedding, key_embed, num_inputs)
         return {
-            "c": self._summary(dim).init(key_c, jnp.zeros(num_inputs)),
+            **weights,
+            "c": self._summary(dim).init(key_c, jnp.zeros(embedded)),
             "phi": self._basis().init(key_phi, jnp.zeros(dim)),
-            "skip": 0.01 * jax.random.normal(key_skip, (num_inputs, self.num_features + dim)),
+            "skip": 0.01 * jax.random.normal(key_skip, (embedded, self.num_features + dim)),
         }
 
     def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
         """c(x): what the score keeps of a unit."""
+        x = _embed(self.embedding, weights, x)
         return self._summary(dim).apply(weights["c"], x) + x @ weights["skip"]
+
+    def features(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m f"]:
+        """The last hidden layer of c and its inputs: everything of which c(x) is a linear function."""
+        x = _embed(self.embedding, weights, x)
+        return jnp.concatenate([hidden_layer(weights["c"], x, nn.silu), x], axis=-1)
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
         """phi(theta), its last d entries theta itself."""
         return jnp.concatenate([jnp.asarray(self._basis().apply(weights["phi"], theta)), theta])
 
-    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> ScoreTerms:
-        first, second = _derivatives(lambda t: self.basis(weights, t), theta)
-        c = self.summary(weights, x, theta.shape[0])
-        return ScoreTerms(c @ first.T, c @ second.T)
+    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
+        d = theta.shape[0]
+        c = self.summary(weights, x, d)
+        first, second = forward_laplacian(weights["phi"], theta, along if along.ndim == 1 else None)
+        score = c @ jnp.concatenate([first, jnp.eye(d)], axis=1).T
+        c = c[:, : self.num_features]  # the linear entries of phi have no second derivative
+        return ScoreTerms(score, c @ second if along.ndim == 1 else jnp.sum(along * (c @ second.T), axis=1))
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return self.summary(weights, x, theta.shape[0]) @ jax.jacfwd(lambda t: self.basis(weights, t))(theta)
+
+    def probed(
+        self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array, probe: Float[Array, " d"]
+    ) -> ScoreTerms:
+        c = self.summary(weights, x, theta.shape[0])
+        first, change = jax.jvp(jax.jacfwd(lambda t: self.basis(weights, t)), (theta,), (probe,))  # (k, d) each
+        return ScoreTerms(c @ first, jnp.sum(along * probe * (c @ change), axis=1))
+
+    def curvature(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], ok: Float[Array, " m"]) -> Curvature:
+        # E s s^T = G E[c c^T] G^T and E grad s = Hess(E[c] . phi): all x share one Hessian.
+        share = ok / jnp.maximum(ok.sum(), 1)
+        c = self.summary(weights, x, theta.shape[0])
+        score = c @ jax.jacfwd(lambda t: self.basis(weights, t))(theta)
+        mean = share @ c
+        return Curvature(share @ score, (share[:, None] * score).T @ score, jax.hessian(lambda t: mean @ self.basis(weights, t))(theta))
 
 
 @dataclass(frozen=True)
@@ -135,6 +205,8 @@ class MLPScore(Network):
 
     :param width: units in each hidden layer.
     :param depth: hidden layers.
+    :param separate: a network of its own for every coordinate (the paper's mRNA setting).
+    :param embedding: a flax module for x, as in `SeparablePotential`.
 
     **Example:**
 
@@ -145,31 +217,123 @@ class MLPScore(Network):
 
     width: int = 64
     depth: int = 3
+    separate: bool = False
+    embedding: nn.Module | None = None
     has_potential = False
 
     def _mlp(self, dim: int) -> MLP:
-        return MLP(dim, self.width, self.depth, nn.elu)
+        return MLP(1 if self.separate else dim, self.width, self.depth, nn.elu)
 
     def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
-        return self._mlp(dim).init(rng_key, jnp.zeros(dim + num_inputs))
+        key_mlp, key_embed = jax.random.split(rng_key)
+        weights, embedded = _init_embedding(self.embedding, key_embed, num_inputs)
+        start = jnp.zeros(dim + embedded)
+        if self.separate:
+            return {**weights, "mlp": jax.vmap(lambda key: self._mlp(dim).init(key, start))(jax.random.split(key_mlp, dim))}
+        return {**weights, "mlp": self._mlp(dim).init(key_mlp, start)}
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
+        x = _embed(self.embedding, weights, x)
         joined = jnp.concatenate([jnp.broadcast_to(theta, (x.shape[0], *theta.shape)), x], axis=-1)
-        return jnp.asarray(self._mlp(theta.shape[0]).apply(weights, joined))
+        mlp = self._mlp(theta.shape[0])
+        if self.separate:
+            return jax.vmap(lambda w: jnp.asarray(mlp.apply(w, joined))[:, 0], out_axes=1)(weights["mlp"])
+        return jnp.asarray(mlp.apply(weights["mlp"], joined))
 
-    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> ScoreTerms:
-        def along(direction):
+    def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
+        def in_direction(direction):
             score, change = jax.jvp(lambda t: self.score(weights, t, x), (theta,), (direction,))
             return score, change @ direction
 
-        score, diagonal = jax.vmap(along, out_axes=(None, -1))(jnp.eye(theta.shape[0]))
-        return ScoreTerms(score, diagonal)
+        score, diagonal = jax.vmap(in_direction, out_axes=(None, -1))(jnp.eye(theta.shape[0]))
+        return ScoreTerms(score, jnp.sum(along * diagonal, axis=1))
 
 
-def _derivatives(fn: Callable[[Array], Array], theta: Float[Array, " d"]) -> tuple[Float[Array, "d k"], Float[Array, "d k"]]:
-    """First derivatives of fn and the pure second ones, forward mode only."""
+@dataclass(frozen=True)
+class Ensemble(Network):
+    """The average of several networks, trained side by side on the same simulations from different first weights.
 
-    def along(direction):
-        return jax.jvp(lambda t: jax.jvp(fn, (t,), (direction,))[1], (theta,), (direction,))
+    :param network: what each member is.
+    :param num_members: how many.
 
-    return jax.vmap(along)(jnp.eye(theta.shape[0]))
+    **Example:**
+
+    >>> from numpyro_sls import Ensemble, SeparablePotential
+    >>> Ensemble(SeparablePotential(), num_members=3).has_potential
+    True
+    """
+
+    network: Network
+    num_members: int = 3
+
+    def __post_init__(self):
+        if self.num_members < 1:
+            raise ValueError(f"Ensemble(num_members={self.num_members}) must be at least 1.")
+
+    @property
+    def has_potential(self) -> bool:  # type: ignore[override]
+        return self.network.has_potential
+
+    def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
+        return [self.network.init(key, dim, num_inputs) for key in jax.random.split(rng_key, self.num_members)]
+
+    def each(self, weights: Weights) -> list[tuple[Network, Weights]]:
+        return [(self.network, w) for w in weights]
+
+    def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
+        return jnp.stack([self.network.score(w, theta, x) for w in weights]).mean(0)
+
+    def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
+        return jnp.concatenate([self.network.summary(w, x, dim) for w in weights], axis=-1) / self.num_members
+
+    def features(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m f"]:
+        return jnp.concatenate([self.network.features(w, x) for w in weights], axis=-1)
+
+    def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
+        return jnp.concatenate([self.network.basis(w, theta) for w in weights])
+
+
+def hidden_layer(weights: Weights, x: Float[Array, "m q"], activation: Callable[[Array], Array]) -> Float[Array, "m w"]:
+    """What the last layer of a perceptron sees."""
+    layers = [weights["params"][f"Dense_{i}"] for i in range(len(weights["params"]))]
+    for layer in layers[:-1]:
+        x = activation(x @ layer["kernel"] + layer["bias"])
+    return x
+
+
+def forward_laplacian(weights: Weights, theta: Float[Array, " d"], along: Float[Array, " d"] | None) -> tuple[Array, Array]:
+    """First derivatives, (d, k), of a tanh perceptron, and sum_j a_j d_jj of it, (k,), in one pass forward.
+
+    Each layer carries its Jacobian J and its Laplacian L: L of h(a) is h''(a) sum_j a_j (d_j a)^2 + h'(a) L(a).
+    Without ``along``, every pure second derivative by itself, (d, k).
+    """
+    layers = [weights["params"][f"Dense_{i}"] for i in range(len(weights["params"]))]
+    value, first = theta, jnp.eye(theta.shape[0])
+    second = jnp.zeros_like(theta) if along is not None else jnp.zeros_like(first)
+    for i, layer in enumerate(layers):
+        value = value @ layer["kernel"] + layer["bias"]
+        first, second = first @ layer["kernel"], second @ layer["kernel"]
+        if i < len(layers) - 1:
+            value = jnp.tanh(value)
+            slope = 1 - value**2
+            squares = along @ first**2 if along is not None else first**2
+            second = slope * (second - 2 * value * squares)
+            first = slope * first
+    return first, second
+
+
+def _init_embedding(embedding: nn.Module | None, rng_key: Array, num_inputs: int) -> tuple[dict, int]:
+    if embedding is None:
+        return {}, num_inputs
+    # Of the views of x that the standardizer gives, a module that knows series or images wants the linear one.
+    out, variables = embedding.init_with_output(rng_key, jnp.zeros((2, num_inputs // NUM_VIEWS)))
+    if jnp.ndim(out) != 2 or jnp.shape(out)[0] != 2:
+        raise ValueError(
+            f"embedding={type(embedding).__name__} turned an array of shape (2, {num_inputs // NUM_VIEWS}), two units, into {jnp.shape(out)}; "
+            "it must return one row of features a unit, (2, r)."
+        )
+    return {"embedding": variables}, jnp.shape(out)[1]
+
+
+def _embed(embedding: nn.Module | None, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m r"]:
+    return x if embedding is None else jnp.asarray(embedding.apply(weights["embedding"], x[:, : x.shape[1] // NUM_VIEWS]))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from numpyro_sls.debias import MeanNetwork
-from numpyro_sls.networks import Network, SeparablePotential, Standardizer
+from numpyro_sls.networks import Network, Standardizer
 from numpyro_sls.proposal import Proposal
 
-__all__ = ["DataTerms", "LearnedScore", "Mode", "PosteriorScore", "UnitScore", "find_mode"]
+__all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "no_local"]
 
 
 class UnitScore(NamedTuple):
@@ -25,20 +25,53 @@ class UnitScore(NamedTuple):
     mean_weights: Any  # of the network that learnt E[s | theta]; None before debiasing
 
 
-class DataTerms(NamedTuple):
-    """What the posterior of one data set needs beside the network.
+class Local(NamedTuple):
+    """What is mended around one place, in delta = inverse (eta - centre), where the posterior of the data is about standard normal.
 
-    With eta whitened by the proposal and delta = factor^-1 (eta - centre) by the posterior, the local part of the
-    debiasing subtracts num_units (offset + slope delta) from the score in delta.
+    The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network.
     """
 
-    summary: Array  # sum_i c(x_i) of a separable network; else the units themselves, standardized
-    num_units: Float[Array, ""]
     centre: Float[Array, " d"]
     factor: Float[Array, "d d"]
     inverse: Float[Array, "d d"]  # of the factor
+    readout: Float[Array, "k d"]
     offset: Float[Array, " d"]
     slope: Float[Array, "d d"]
+
+    def delta(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Where eta lies, drawn in when it is far: what was measured near the posterior says nothing of places far from it."""
+        delta = self.inverse @ (eta - self.centre)
+        reach = REACH + jnp.sqrt(delta.shape[0])
+        return delta * (1 + (jnp.sum(delta**2) / reach**2) ** 4) ** -0.125
+
+    def units(self, eta: Float[Array, " d"], features: Float[Array, "m k"]) -> Float[Array, "m d"]:
+        """What it adds to the score of each unit, in eta."""
+        delta = self.delta(eta)
+        return (features @ self.readout - self.offset - self.slope @ delta) @ jax.jacfwd(self.delta)(eta)
+
+
+REACH = 4.0  # in posterior sds, beyond the usual length of delta
+
+
+def no_local(centre: Float[Array, " d"], factor: Float[Array, "d d"], num_features: int) -> Local:
+    """A place where nothing is mended yet."""
+    d = centre.shape[0]
+    return Local(centre, factor, jnp.linalg.inv(factor), jnp.zeros((num_features, d)), jnp.zeros(d), jnp.zeros((d, d)))
+
+
+class DataTerms(NamedTuple):
+    """What the posterior of one data set needs beside the network."""
+
+    summary: Array  # sum_i c(x_i) of a separable network; else the units themselves, standardized
+    mean_summary: Array  # the same for the covariates, where the mean of the score depends on them
+    features: Float[Array, " k"]  # sum_i f(x_i)
+    num_units: Float[Array, ""]
+    local: Local
+    mode: Float[Array, " d"]  # theta
+    factor: Float[Array, "d d"]  # theta = mode + factor @ delta has about unit sd, and is what the sampler moves in
+    inverse: Float[Array, "d d"]
+    low: Float[Array, " d"]  # of theta, where the data bound it
+    high: Float[Array, " d"]
     radius: Float[Array, ""]  # of the trained region, in eta
     wall: Float[Array, ""]  # how steeply the potential rises outside it
 
@@ -50,43 +83,60 @@ class LearnedScore:
     network: Network
     mean_network: MeanNetwork
 
-    def mean(self, unit: UnitScore, eta: Float[Array, " d"]) -> Float[Array, " d"]:
-        """h(eta) = E[s | theta], in the coordinates eta."""
-        return jnp.zeros_like(eta) if unit.mean_weights is None else self.mean_network.mean(unit.mean_weights, eta)
+    def mean(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
+        """h(eta) = E[s | theta], in the coordinates eta, for each unit with its covariates."""
+        if unit.mean_weights is None:
+            return jnp.zeros((x.shape[0], eta.shape[0]))
+        return self.mean_network.mean(unit.mean_weights, eta, unit.standardizer(x))
 
     def raw(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """The network's own score of each unit, not debiased."""
         return self.network.score(unit.weights, eta, unit.standardizer(x))
 
-    def units(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
-        """The score of each unit, debiased over the whole region."""
-        return self.raw(unit, eta, x) - self.mean(unit, eta)
+    def units(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"], local: Local | None = None) -> Float[Array, "m d"]:
+        """The score of each unit, debiased over the whole region, and around one place if that is given."""
+        score = self.raw(unit, eta, x) - self.mean(unit, eta, x)
+        return score if local is None else score + local.units(eta, self.features(unit, x))
 
-    def summarize(self, unit: UnitScore, x: Float[Array, "n p"], size: int = 50_000) -> Array:
-        """What all later work needs of the data: the sum of c(x_i), in pieces, or the units themselves."""
-        if not isinstance(self.network, SeparablePotential):
-            return unit.standardizer(x)
-        network, dim = self.network, unit.proposal.dim
-        total = jax.jit(lambda u, x: network.summary(u.weights, u.standardizer(x), dim).sum(0))
-        return sum((total(unit, x[i : i + size]) for i in range(size, len(x), size)), total(unit, x[:size]))
+    def features(self, unit: UnitScore, x: Float[Array, "m p"]) -> Float[Array, "m k"]:
+        return self.network.features(unit.weights, unit.standardizer(x))
+
+    def summarize(self, unit: UnitScore, x: Float[Array, "n p"], size: int = 50_000) -> tuple[Array, Array, Array]:
+        """What all later work needs of the data: the sums of c(x_i), of those of the mean, and of f(x_i), in pieces."""
+        network, mean_network, dim = self.network, self.mean_network, unit.proposal.dim
+
+        def total(u, x):
+            z = u.standardizer(x)
+            summary = network.summary(u.weights, z, dim).sum(0) if network.has_potential else jnp.zeros(0)
+            mean = jnp.zeros(0) if u.mean_weights is None else mean_network.summary(u.mean_weights, z)
+            return summary, mean, network.features(u.weights, z).sum(0)
+
+        compiled = jax.jit(total)
+        parts = [compiled(unit, x[i : i + size]) for i in range(0, len(x), size)]
+        summary, mean, features = jax.tree.map(lambda *a: sum(a[1:], a[0]), *parts)
+        return (summary if network.has_potential else unit.standardizer(x)), mean, features
 
     def data_log_likelihood(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
         """sum_i c(x_i) . phi(theta) - n A(theta), up to a constant."""
-        assert isinstance(self.network, SeparablePotential)
         log_likelihood = data.summary @ self.network.basis(unit.weights, eta)
         if unit.mean_weights is not None:
-            log_likelihood -= data.num_units * self.mean_network.log_partition(unit.mean_weights, eta)
-        delta = data.inverse @ (eta - data.centre)
-        return log_likelihood - data.num_units * (data.offset @ delta + 0.5 * delta @ data.slope @ delta)
+            log_likelihood -= self.mean_network.log_partition(unit.mean_weights, eta, data.mean_summary)
+        return log_likelihood + _local_log_likelihood(eta, data)
 
     def data_score(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
         """The score of the whole data set."""
         if self.network.has_potential:
             return jax.grad(self.data_log_likelihood, argnums=1)(unit, eta, data)
         total = self.network.score(unit.weights, eta, data.summary).sum(0)
-        delta = data.inverse @ (eta - data.centre)
-        local = data.inverse.T @ (data.offset + data.slope @ delta)
-        return total - data.num_units * (self.mean(unit, eta) + local)
+        if unit.mean_weights is not None:
+            total -= self.mean_network.total(unit.mean_weights, eta, data.summary)
+        return total * data.num_units / data.summary.shape[0] + jax.grad(_local_log_likelihood)(eta, data)
+
+
+def _local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
+    local = data.local
+    delta = local.delta(eta)
+    return data.features @ local.readout @ delta - data.num_units * (local.offset @ delta + 0.5 * delta @ local.slope @ delta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,27 +150,42 @@ class PosteriorScore:
     def potential(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
         """Negative log posterior density, up to a constant; outside the trained region a wall is added."""
         eta = self.unit.proposal.whiten(theta)
-        return -self.log_prior(theta) - self.learned.data_log_likelihood(self.unit, eta, data) + _wall(eta, data)
+        potential = -self.log_prior(theta) - self.learned.data_log_likelihood(self.unit, eta, data) + self._wall(theta, data)
+        return jnp.where(self.possible(theta, data), potential, jnp.inf)
 
     def score(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
         """Gradient of the log posterior density in theta."""
-        return self.unit.proposal.inverse.T @ self.score_eta(self.unit.proposal.whiten(theta), data)
+        proposal = self.unit.proposal
+        prior = jax.grad(lambda t: self.log_prior(t) - self._wall(t, data))(theta)
+        return prior + proposal.score_in_theta(theta, self.learned.data_score(self.unit, proposal.whiten(theta), data))
 
-    def score_eta(self, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
-        """The same in the coordinates eta."""
-        prior = jax.grad(lambda e: self.log_prior(self.unit.proposal.unwhiten(e)) - _wall(e, data))(eta)
-        return prior + self.learned.data_score(self.unit, eta, data)
+    def possible(self, theta: Float[Array, " d"], data: DataTerms) -> Array:
+        """Whether the data allow theta at all."""
+        return jnp.all((theta >= data.low) & (theta <= data.high))
 
     def outside(self, theta: Float[Array, " d"], data: DataTerms) -> Array:
-        """Whether theta has left the region that the score was trained on."""
-        return jnp.sum(self.unit.proposal.whiten(theta) ** 2) > data.radius**2
+        """Whether theta has left the region that the score was trained on, or all that its Gaussian approximation allows."""
+        return jnp.any(self._excess(theta, data) > 0)
+
+    def _excess(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, " 2"]:
+        eta, delta = self.unit.proposal.whiten(theta), data.inverse @ (theta - data.mode)
+        lengths = jnp.stack([jnp.sum(eta**2) / data.radius**2, jnp.sum(delta**2) / (FARTHEST + jnp.sqrt(len(delta))) ** 2])
+        return jnp.maximum(lengths - 1, 0.0)
+
+    def _wall(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
+        return data.wall * jnp.sum(self._excess(theta, data) ** 2)
+
+
+FARTHEST = 15.0  # posterior sds: with many units the region is wider, and a score that is a little wrong there, times n, can make a mode of nothing
 
 
 class Mode(NamedTuple):
-    """Where the posterior score vanishes, in eta, the Cholesky factor of the inverse information there, and how near it came."""
+    """Where the posterior score vanishes, the Cholesky factor of the inverse information there, and how near it came."""
 
+    theta: Float[Array, " d"]
+    factor: Float[Array, "d d"]  # in theta
     eta: Float[Array, " d"]
-    factor: Float[Array, "d d"]
+    eta_factor: Float[Array, "d d"]  # the same in eta
     gap: Float[Array, ""]  # length of the last Newton step, in posterior sds
 
 
@@ -129,31 +194,48 @@ NUM_NEWTON = 60
 
 
 def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
-    """Newton's method on the posterior score from the centre of the proposal, with steps of bounded length."""
+    """Newton's method on the posterior score from the centre of the local terms, with steps of bounded length."""
+    proposal = posterior.unit.proposal
+    origin, frame = proposal.frame()
+    bounded = jnp.any(jnp.isfinite(data.low) | jnp.isfinite(data.high))
 
-    def newton(eta):
-        score = posterior.score_eta(eta, data)
-        jacobian = jax.jacfwd(posterior.score_eta)(eta, data)
+    def score_fn(e):  # theta = origin + frame @ e: about the coordinates eta
+        return frame.T @ posterior.score(origin + frame @ e, data)
+
+    def newton(e):
+        score, jacobian = score_fn(e), jax.jacfwd(score_fn)(e)
         values, vectors = jnp.linalg.eigh(-(jacobian + jacobian.T) / 2)
         # A direction without information has at least a tenth of the proposal's own.
         values = jnp.maximum(jnp.abs(values), 0.1)
         return score, values, vectors
 
-    def step(eta, _):
-        score, values, vectors = newton(eta)
+    def step(e, _):
+        score, values, vectors = newton(e)
         move = vectors @ (vectors.T @ score / values)
         length = jnp.linalg.norm(move)
         move = jnp.where(jnp.all(jnp.isfinite(move)), move * jnp.minimum(1.0, MAX_STEP / jnp.maximum(length, 1e-12)), 0.0)
-        eta = eta + move
+        e = inside(e + move)
         # Outside the region the score was never trained, and whatever vanishes there is not a mode.
-        return eta * jnp.minimum(1.0, (data.radius - 1.0) / jnp.maximum(jnp.linalg.norm(eta), 1e-12)), None
+        return e * jnp.minimum(1.0, (data.radius - 1.0) / jnp.maximum(jnp.linalg.norm(e), 1e-12)), None
 
-    eta, _ = jax.lax.scan(step, data.centre, length=NUM_NEWTON)
-    score, values, vectors = newton(eta)
-    covariance = (vectors / values) @ vectors.T
-    return Mode(eta, jnp.linalg.cholesky((covariance + covariance.T) / 2), jnp.sqrt(jnp.sum((vectors.T @ score) ** 2 / values)))
+    def inside(e):
+        theta = origin + frame @ e
+        margin = 0.01 * jnp.linalg.norm(frame, axis=1)
+        return jnp.linalg.solve(frame, jnp.clip(theta, data.low + margin, data.high - margin) - origin)
 
-
-def _wall(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
-    excess = jnp.maximum(jnp.sum(eta**2) / data.radius**2 - 1, 0.0)
-    return data.wall * excess**2
+    start = jnp.linalg.solve(frame, proposal.unwhiten(data.local.centre) - origin)
+    e, _ = jax.lax.scan(step, start, length=NUM_NEWTON)
+    score, values, vectors = newton(e)
+    gap = jnp.sqrt(jnp.sum((vectors.T @ score) ** 2 / values))
+    # Against a bound the density falls off exponentially, at the rate of its score.
+    precision = (vectors * values) @ vectors.T + jnp.where(bounded, jnp.outer(score, score), 0.0)
+    covariance = jnp.linalg.inv(precision)
+    factor = frame @ jnp.linalg.cholesky((covariance + covariance.T) / 2)
+    theta = origin + frame @ e
+    return Mode(
+        theta,
+        factor,
+        proposal.whiten(theta),
+        proposal.inverse @ (proposal.slopes(theta)[:, None] * factor),
+        jnp.where(bounded, 0.0, gap),
+    )

@@ -14,12 +14,14 @@ __all__ = ["Batch", "Simulations", "Simulator"]
 
 
 class Batch(NamedTuple):
-    """k parameter vectors with m units each; a failed simulation is zeroed and not ok."""
+    """k parameter vectors with m units each; a failed simulation is zeroed, not ok and without weight."""
 
     theta: Float[Array, "k d"]
     x: Float[Array, "k m p"]
     joint_score: Float[Array, "k m d"]
+    weight: Float[Array, "k m"]
     ok: Bool[Array, "k m"]
+    probe: Float[Array, "k d"]  # a random sign for every coordinate, along which a divergence may be estimated
 
 
 class Simulations(NamedTuple):
@@ -38,11 +40,15 @@ class Simulator:
 
     def batch(self, rng_key: Array, theta: Float[Array, "k d"], num_per_theta: int) -> Batch:
         """Pure: simulate units at each theta. Whoever calls it enters the cost with `count`."""
-        keys = jax.random.split(rng_key, theta.shape[0])
+        return self.batch_of(jax.random.split(rng_key, theta.shape[0]), theta, num_per_theta)
+
+    def batch_of(self, keys: Array, theta: Float[Array, "k d"], num_per_theta: int) -> Batch:
+        """The same with a key for every theta: two thetas with one key get the same random numbers."""
         simulated = jax.vmap(self.units.simulate, (0, 0, None))(keys, theta, num_per_theta)
         ok = jnp.all(jnp.isfinite(simulated.x), -1) & jnp.all(jnp.isfinite(simulated.joint_score), -1)
         x, joint_score = (jnp.where(ok[..., None], a, 0.0) for a in simulated)
-        return Batch(theta, x, joint_score, ok)
+        probe = jax.random.rademacher(jax.random.fold_in(keys[0], 1), theta.shape, theta.dtype)
+        return Batch(theta, x, joint_score, ok.astype(x.dtype), ok, probe)
 
     def count(self, stage: str, num: int, num_failed: int | Array = 0) -> None:
         before = self.spent.get(stage, Simulations(0, 0))

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 __all__ = ["LossCurve", "Trainer", "Training", "make_trainer", "progress", "train"]
 
 
+MOST_EXACT = 24  # parameters, up to which an exact divergence costs less than its noise
 FRESH_BATCHES, TABLE_BATCHES = 2000, 40  # the least that every stage can work with
 
 
@@ -31,6 +32,7 @@ class Training:
     :param num_thetas: parameter vectors in a batch.
     :param num_per_theta: units simulated at each of them; they share the work on theta.
     :param num_epochs: passes over the table at most, when it is not fresh.
+    :param divergence: "exact" (forward Laplacian) or "probed" (Hutchinson: one random direction a theta); None: exact up to 24 parameters.
     :param patience: evaluations without a better held-out loss before training on a table stops.
 
     **Example:**
@@ -47,8 +49,13 @@ class Training:
     num_per_theta: int = 16
     num_epochs: int = 50
     patience: int = 10
+    divergence: str | None = None
 
     def __post_init__(self):
+        if self.divergence not in (None, "exact", "probed"):
+            raise ValueError(
+                f"Training(divergence={self.divergence!r}) is not known; use 'exact', 'probed', or None to choose by the number of parameters."
+            )
         least = (FRESH_BATCHES if self.fresh else TABLE_BATCHES) * self.batch_size
         if self.num_simulations is not None and self.num_simulations < least:
             kind = "a fresh stream" if self.fresh else "a table"
@@ -61,6 +68,10 @@ class Training:
     def is_fresh(self) -> bool:
         few = self.num_simulations is not None and self.num_simulations < FRESH_BATCHES * self.batch_size
         return not few if self.fresh is None else self.fresh
+
+    def probes(self, dim: int) -> bool:
+        """Whether the divergence is estimated."""
+        return dim > MOST_EXACT if self.divergence is None else self.divergence == "probed"
 
     @property
     def batch_size(self) -> int:
@@ -89,8 +100,15 @@ class Trainer(NamedTuple):
     evaluate: Callable
 
 
-def make_trainer(loss_fn: Callable[[Any, Any, Any], tuple[Array, Array]], next_batch: Callable[[Array, Any], Any]) -> Trainer:
-    """Compile ``loss_fn(weights, batch, context) -> (loss, tally)`` over batches ``next_batch(rng_key, context)``."""
+def make_trainer(
+    loss_fn: Callable[[Any, Any, Any], tuple[Array, Array]],
+    next_batch: Callable[[Array, Any], Any],
+    held_out_fn: Callable[[Any, Any, Any], Array] | None = None,
+) -> Trainer:
+    """Compile ``loss_fn(weights, batch, context) -> (loss, tally)`` over batches ``next_batch(rng_key, context)``.
+
+    ``held_out_fn`` is what is watched, where that is not the loss itself.
+    """
     # Muon orthogonalizes the step of every weight matrix: on these networks it needs a third to a fifth of Adam's steps.
     optimizer = optax.contrib.muon(1.0)
 
@@ -108,7 +126,8 @@ def make_trainer(loss_fn: Callable[[Any, Any, Any], tuple[Array, Array]], next_b
         (weights, state), (losses, tallies) = jax.lax.scan(step, (weights, state), jnp.arange(CHUNK))
         return weights, state, losses.mean(), tallies.sum()
 
-    return Trainer(jax.jit(optimizer.init), run_chunk, jax.jit(lambda w, b, c: loss_fn(w, b, c)[0]))
+    watched = held_out_fn or (lambda w, b, c: loss_fn(w, b, c)[0])
+    return Trainer(jax.jit(optimizer.init), run_chunk, jax.jit(watched))
 
 
 def train(

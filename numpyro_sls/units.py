@@ -7,13 +7,14 @@ import jax
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Literal
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from numpyro_sls.model import Sampler, TracedModel, pruned
 from numpyro_sls.parameters import Parameters, make_parameters
 
-__all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units"]
+__all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units", "transitions"]
 
 MAX_SURPRISE = 0.1  # in log density, over a step of a fiftieth of a proposal sd
 MAX_LEVELS = 20  # an integer covariate with at most so many values is also shown to the network one-hot
@@ -89,8 +90,16 @@ class Units:
         run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
         again = self.traced.run(rng_key, index, self.parameters.unflatten(other), run.values)
         # Equal up to rounding: the two runs are compiled apart.
-        moved = [jnp.max(jnp.abs(a - b)) > 1e-4 * jnp.max(jnp.abs(a)) for a, b in zip(run.anchors, again.anchors, strict=True)]
+        moved = [_differ(a, b) for a, b in zip(run.anchors, again.anchors, strict=True)]
         return jnp.any(jnp.array(moved)) if moved else jnp.array(False)
+
+    def supports_moved(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"]) -> dict[str, Bool[Array, ""]]:
+        """For every site inside the plate whether its support moves between two thetas."""
+        index = jnp.zeros(2, jnp.int32)
+        run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
+        again = self.traced.run(rng_key, index, self.parameters.unflatten(other), run.values)
+        pairs = {k: zip(run.supports[k], again.supports[k], strict=True) for k in run.supports}
+        return {k: jnp.any(jnp.array([_differ(a, b) for a, b in p] or [False])) for k, p in pairs.items()}
 
     def _simulate(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"]) -> SimulatedUnits:
         run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
@@ -116,6 +125,10 @@ class Units:
         return jax.jacfwd(log_density)(theta, rng_key, index, values)
 
 
+def _differ(a: Array, b: Array) -> Bool[Array, ""]:
+    return jnp.max(jnp.abs(a - b)) > 1e-4 * jnp.max(jnp.abs(a))
+
+
 def make_units(traced: TracedModel, layout: CovariateLayout | None = None) -> Units:
     """The units of a traced model; with the layout of an earlier one, the covariates come out as there."""
     parameters = make_parameters(traced)
@@ -129,6 +142,38 @@ def make_units(traced: TracedModel, layout: CovariateLayout | None = None) -> Un
     columns = [inputs[:, list(layout.kept)]]
     columns += [(inputs[:, j, None] == np.array(u)).astype(inputs.dtype) for j, u in layout.levels]
     return _with_density(Units(traced, parameters, jnp.asarray(np.concatenate(columns, axis=1)), layout))
+
+
+def transitions(series: ArrayLike, order: int = 1) -> tuple[Float[Array, "n q"], Float[Array, "n p"]]:
+    """Cut a Markov series into units: the states before, ``order`` of them, and the state that follows.
+
+    :param series: (T,) or (T, p), or several of one length, (S, T, p).
+    :param order: how many states before decide the next.
+
+    The first are covariates, the second the data: a score of the transitions is additive, and mean zero given the states before.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> from numpyro_sls import transitions
+    >>> def ar1(series):
+    ...     phi = numpyro.sample("phi", dist.Normal(0, 1))
+    ...     before, after = transitions(series)
+    ...     with numpyro.plate("steps", len(after)) as step:
+    ...         numpyro.sample("x", dist.Normal(phi * before[step], 1).to_event(1), obs=after)
+    >>> before, after = transitions(jnp.arange(5.0), order=2)
+    >>> before.tolist(), after.tolist()
+    ([[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]], [[2.0], [3.0], [4.0]])
+    """
+    x = jnp.asarray(series)
+    x = x[None, :, None] if x.ndim == 1 else x[None] if x.ndim == 2 else x
+    if x.ndim != 3:
+        raise ValueError(f"transitions takes a series of shape (T,), (T, p) or (S, T, p); got {jnp.shape(series)}.")
+    if not 1 <= order < x.shape[1]:
+        raise ValueError(f"transitions(order={order}) must lie between 1 and {x.shape[1] - 1}, one less than the length of the series.")
+    length = x.shape[1] - order
+    before = jnp.concatenate([x[:, i : i + length] for i in range(order)], axis=-1)
+    return before.reshape(-1, before.shape[-1]), x[:, order:].reshape(-1, x.shape[-1])
 
 
 def _with_density(units: Units) -> Units:

@@ -13,9 +13,9 @@ def test_local_mean_recovers_an_affine_bias():
 
     def score_fn(rng_key, delta, context):
         noise = random.normal(rng_key, (delta.shape[0], 32, 2))
-        return context + offset + (delta @ slope)[:, None] + noise, jnp.ones((delta.shape[0], 32), bool)
+        return context + offset + (delta @ slope)[:, None] + noise, jnp.ones((delta.shape[0], 32), bool), delta
 
-    found = local_mean(random.key(0), make_local_sums(score_fn, 64, 2), 0.0, 2, jnp.full(2, 0.005), 10**6, 64 * 32)
+    found = local_mean(random.key(0), make_local_sums(score_fn, 64, 2), 0.0, jnp.full(2, 0.005), 10**6, 64 * 32)
     assert np.all(found.offset_se <= 0.005), "it stops when it is sure enough"
     assert found.num_simulated < 10**5
     np.testing.assert_allclose(found.offset, offset, atol=5 * 0.005)

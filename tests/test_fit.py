@@ -1,5 +1,7 @@
 """Fits against exact posteriors and exact scores."""
 
+import warnings
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 
 from numpyro_sls import SLS, FromRestarts, Simulated, SLSLangevin, Training, WorthUnits
 from numpyro_sls import fit as fit_module
+from numpyro_sls.notices import warn_of_resemblance
 from tests.cases import CASES, compare, exact_samples
 
 
@@ -32,7 +35,7 @@ def test_posterior_is_within_the_bars(name, request):
 
 def test_score_of_a_unit_is_the_exact_one(location_fit):
     """x ~ N(a, b) with theta = (a, log b)."""
-    theta = location_fit.posterior.unit.proposal.unwhiten(location_fit.data.centre)
+    theta = location_fit.data.mode
     x = location_fit.units.simulate_x(random.key(7), theta, 4000)
     exact = jax.vmap(jax.grad(lambda t, x: dist.Normal(t[0], jnp.exp(t[1])).log_prob(x[0])), (None, 0))(theta, x)
     error = location_fit.score(theta, x) - exact
@@ -123,15 +126,17 @@ def test_a_region_that_the_posterior_leaves_is_moved(shift, monkeypatch, recwarn
     again = [k for k in fit.simulations if k.startswith("training, re-centred")]
     assert len(said) == len(again) <= 2
     assert bool(said) == (shift > 0)
-    theta = fit.posterior.unit.proposal.unwhiten(fit.data.centre)
+    theta = fit.data.mode
     # the exact posterior is N(sum x / (n + 2/9), 2 / (n + 2/9)); a short training under a narrow proposal leaves half an sd
     assert abs(float(theta[0]) - float(x.sum()) / (100 + 2 / 9)) < np.sqrt(2 / 100)
 
 
 def test_a_mode_whose_simulations_do_not_look_like_the_data_is_reported():
     with pytest.warns(UserWarning, match="3.0 times as far from the data"):
-        fit_module._warn_of_resemblance(3.0)
-    fit_module._warn_of_resemblance(1.2)
+        warn_of_resemblance(3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_resemblance(1.2)
 
 
 def test_what_localization_did_can_be_asked(location_fit):

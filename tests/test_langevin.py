@@ -106,7 +106,7 @@ def test_training_happens_once_and_outside_any_trace(counted, location_data, met
     mcmc = _mcmc(again, method=method)
     mcmc.run(random.key(0), *location_data)
     assert again.fit is not None
-    np.testing.assert_allclose(again.fit.data.centre, kernel.fit.data.centre, atol=1e-2)
+    np.testing.assert_allclose(again.fit.data.mode, kernel.fit.data.mode, atol=1e-2)
     assert mcmc.get_samples()["a"].shape == (200,)
 
 

@@ -18,7 +18,7 @@ SMALL = dict(num_starts=8, population=128, num_steps=(12, 10))
 
 def _localize(model, *args, settings=None, **kwargs) -> tuple[Localized, dict]:
     """Localize and give the kept restarts in the parameters' own space."""
-    units = SLS(model, **kwargs).units_of(args, {})
+    units = SLS(model, **kwargs).units_of(args, {})[0]
     found, resemblance = localize(
         random.key(1), units, units.observed(), _prior_moments(random.key(0), units), settings or Localization(**SMALL)
     )

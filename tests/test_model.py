@@ -100,9 +100,23 @@ def test_every_kind_of_prior_goes_there_and_back():
     assert params["low"] < params["between"] < 10
     np.testing.assert_allclose(params["probs"].sum(), 1, rtol=1e-5)
     assert np.all(np.diff(params["cuts"]) > 0)
-    # the same density as NumPyro's own potential of the prior
+    np.testing.assert_allclose(parameters.flatten(parameters.unflatten(theta)), theta, rtol=1e-4, atol=1e-5)
+    # the same density as NumPyro's own potential of the prior, but that an interval is laid out by the normal quantile
     potential = numpyro.infer.util.potential_energy(handlers.block(constrained, hide=["x"]), (X,), {}, parameters.unflatten(theta))
-    np.testing.assert_allclose(parameters.log_prior(theta), -potential, rtol=1e-4)
+    np.testing.assert_allclose(parameters.log_prior(theta), -potential + parameters.log_jacobian(theta), rtol=1e-4)
+
+
+def test_a_uniform_prior_is_a_standard_normal():
+    def model(x):
+        a = numpyro.sample("a", dist.Uniform(-5, jnp.array([3.0, 4.0])).to_event(1))
+        with numpyro.plate("units", x.shape[0]):
+            numpyro.sample("x", dist.Normal(a.sum(), 1), obs=x)
+
+    parameters = make_units(trace_model(model, (X,))).parameters
+    theta = jnp.array([[0.0, 1.0], [-6.0, 6.0], [-12.0, 9.0]])
+    np.testing.assert_allclose(jax.vmap(parameters.log_prior)(theta), dist.Normal().log_prob(theta).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(jax.vmap(lambda t: parameters.flatten(parameters.unflatten(t)))(theta), theta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.vmap(parameters.prior_score)(theta), -theta, rtol=1e-3, atol=1e-4)
 
 
 def test_reparametrized_model():

@@ -13,8 +13,8 @@ import pytest
 from numpyro_sls import Simulated, indicator
 from numpyro_sls.joint import joint_validity
 from numpyro_sls.model import trace_model
-from numpyro_sls.networks import ScoreTerms
-from numpyro_sls.objectives import blend_loss, joint_weights, mean_zero_z
+from numpyro_sls.networks import Curvature, ScoreTerms
+from numpyro_sls.objectives import blend_loss, curvature_loss, joint_weights, mean_zero_z
 from numpyro_sls.simulate import Simulator
 from numpyro_sls.units import make_units
 from tests.cases import CASES
@@ -32,7 +32,8 @@ def test_every_blend_is_least_at_the_true_score(weight):
 
     def loss(a):  # s = a (x - theta)
         def at(e, x, t):
-            return blend_loss(ScoreTerms(a * (x - e), jnp.full_like(x, -a)), t, e, jnp.array([weight]), jnp.ones(m, bool))
+            w = jnp.array([weight])
+            return blend_loss(ScoreTerms(a * (x - e), -a * (1 - w) * jnp.ones(m)), t, w, jnp.ones(1), -e, jnp.full(m, 1 / m))
 
         return jax.vmap(at)(eta, x, t).mean()
 
@@ -41,11 +42,24 @@ def test_every_blend_is_least_at_the_true_score(weight):
     assert abs(float(best) - 0.5) < 0.1
 
 
-def test_failed_simulations_have_no_weight():
-    terms = ScoreTerms(jnp.ones((4, 1)), jnp.ones((4, 1)))
-    ok = jnp.array([True, True, False, False])
-    args = terms, jnp.zeros((4, 1)), jnp.zeros(1), jnp.zeros(1)
-    np.testing.assert_allclose(blend_loss(*args, ok), blend_loss(*args, jnp.ones(4, bool)) / 2)
+def test_units_count_by_their_share():
+    terms = ScoreTerms(jnp.ones((4, 1)), jnp.arange(4.0))
+    args = terms, jnp.zeros((4, 1)), jnp.zeros(1), jnp.ones(1), jnp.zeros(1)
+    assert blend_loss(*args, jnp.array([0.5, 0.5, 0.0, 0.0])) == 0.5 + 0.5
+
+
+def test_curvature_loss_has_the_right_mean():
+    """For s of mean zero with E[s s^T] = -E[grad s] the two halves give a penalty of mean zero, noise or not."""
+    keys = random.split(random.key(0), 4000)
+
+    def half(key):
+        s = random.normal(key, (8, 2))
+        return Curvature(s.mean(0), s.T @ s / 8, -jnp.eye(2))
+
+    losses = jax.vmap(lambda k: curvature_loss(*map(half, random.split(k))))(keys)
+    assert abs(losses.mean()) < 5 * losses.std() / np.sqrt(4000)
+    wrong = jax.vmap(lambda k: curvature_loss(*(half(q)._replace(jacobian=-2 * jnp.eye(2)) for q in random.split(k))))(keys)
+    np.testing.assert_allclose(wrong.mean(), 2.0, atol=5 * float(wrong.std()) / np.sqrt(4000))
 
 
 def test_joint_weights_follow_the_variance():

@@ -77,7 +77,7 @@ def test_a_site_that_the_model_indexes_with_stays_an_integer():
             count = numpyro.sample("count", dist.Poisson(3.0))
             numpyro.sample("x", dist.Normal(loc[k] + count, 1), obs=x)
 
-    units = SLS(model).units_of((jnp.zeros(5),), {})
+    units = SLS(model).units_of((jnp.zeros(5),), {})[0]
     sampler, sites = reparametrize(units, None)
     assert [sites[k].differentiable for k in ("k", "count", "x")] == [False, True, True]
     assert "integers" in sites["k"].map

@@ -1,0 +1,236 @@
+"""What one data set makes of a learned score: its sums, the mode of its posterior, and what is mended around that mode."""
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jaxtyping import Float
+import numpy as np
+
+from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
+from numpyro_sls.focus import FocusTerms
+from numpyro_sls.learning import Learner
+from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
+from numpyro_sls.score import DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
+
+__all__ = ["Conditioned", "Conditioner"]
+
+
+class Conditioned(NamedTuple):
+    """The terms of a data set, the mode that they give, and how that was measured."""
+
+    data: DataTerms
+    mode: Mode
+    mean: LocalMean | None  # None where nothing was measured near the posterior
+    readout: Readout | None
+
+
+class LocalContext(NamedTuple):
+    """What the compiled sums near the posterior need."""
+
+    unit: UnitScore
+    control: Float[Array, " d"]
+    focus: FocusTerms | None
+    data: DataTerms
+
+
+CENTRE_UNITS = 100_000  # simulated at most to debias the middle of the region
+MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
+MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
+LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
+READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
+READOUT_UNITS = 4_000_000  # simulated at most for the readout
+READOUT_NOISE = 5e-4  # share of the score's variance, at which the readout is sure enough
+MIN_READOUT_UNITS = 400_000
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioner:
+    """Compiled once for a learner and used for every data set."""
+
+    learner: Learner
+
+    def __getstate__(self) -> dict:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
+
+    def terms(self, unit: UnitScore, x: Float[Array, "n p"], num_units: int) -> DataTerms:
+        """The sum over a data set, nothing mended locally yet. Rows beyond ``num_units`` are replicates, and are averaged over."""
+        d = unit.proposal.dim
+        summary, mean_summary, features = self.learner.learned.summarize(unit, x)
+        share = num_units / x.shape[0]
+        if self.learner.learned.network.has_potential:
+            summary = share * summary
+        centre, factor = unit.proposal.frame()
+        low, high = self.learner.bounds(x)
+        return DataTerms(
+            summary,
+            share * mean_summary,
+            share * features,
+            jnp.asarray(float(num_units)),
+            no_local(jnp.zeros(d), 0.5 * jnp.eye(d), features.shape[0]),
+            centre,
+            0.5 * factor,
+            jnp.linalg.inv(0.5 * factor),
+            low,
+            high,
+            jnp.asarray(np.sqrt(d) + 3.0),
+            jnp.asarray(50.0 + num_units),
+        )
+
+    def __call__(
+        self, rng_key: Array, unit: UnitScore, x: Float[Array, "n p"], num_units: int, settings: Debias | None, max_simulations: int
+    ) -> Conditioned:
+        """Sum the score over a data set, find its mode and mend the score around it; again there, if that moved it."""
+        keys = jax.random.split(rng_key, 8)
+        data = self.terms(unit, x, num_units)
+        if settings is None or not settings.near:
+            mode = self.mode(unit, data)
+            return Conditioned(_around(data, mode), mode, None, None)
+        # First over the middle of the region: the mode of a score that is off by a constant can be anywhere.
+        found = self._measure(keys[0], unit, data, 0.0, min(max_simulations // 5, CENTRE_UNITS))
+        data = data._replace(local=data.local._replace(offset=found.offset, slope=found.slope))
+        left, mode, moved, readout = max_simulations - found.num_simulated, self.mode(unit, data), True, None
+        focus = self._focus(unit, x)
+        for i in range(3):
+            data = _around(data, mode)
+            if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
+                readout, spent = self._read(keys[2 * i + 1], unit, data, focus, left // 4)
+                data, left = data._replace(local=data.local._replace(readout=readout.readout)), left - spent
+            # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
+            found = self._measure(keys[2 * i + 2], unit, data, settings.tolerance / num_units, left // 5 if moved and i < 2 else left)
+            error = float(jnp.max(found.offset_se)) * num_units
+            # A slope that is mostly noise can cancel the information itself and send the mode away.
+            data = data._replace(local=data.local._replace(offset=found.offset, slope=found.slope * (error <= MAX_SLOPE_SE)))
+            left -= found.num_simulated
+            mode = self.mode(unit, data)
+            moved = bool(jnp.linalg.norm(data.inverse @ (mode.theta - data.mode)) > MAX_MOVE)
+            if left < self.learner.training.batch_size * 10 or (not moved and error <= settings.tolerance):
+                break
+        return Conditioned(data, mode, found, readout)
+
+    @cached_property
+    def mode(self):
+        """Mode of the posterior that a unit score and a data set's terms give."""
+        log_prior = self.learner.simulator.units.parameters.log_prior
+        return jax.jit(lambda unit, data: find_mode(PosteriorScore(self.learner.learned, unit, log_prior), data))
+
+    def mean_zero(self, rng_key: Array, unit: UnitScore, data: DataTerms, labels: tuple[str, ...], num_simulations: int) -> MeanZero:
+        """The mean of the score near the posterior at three stages, on fresh simulations."""
+        local = data.local
+        blank = data._replace(local=no_local(local.centre, local.factor, local.readout.shape[0]))
+        n, found = float(data.num_units), []
+        for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None), blank), (unit, blank), (unit, data))):
+            found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))
+        raw, region, final = (n * np.asarray(f.offset) for f in found)
+        se = np.stack([n * np.asarray(f.offset_se) for f in found])
+        return MeanZero(labels, raw, region, final, se, sum(f.num_simulated for f in found))
+
+    def _focus(self, unit: UnitScore, x: Float[Array, "n p"]) -> FocusTerms | None:
+        learner = replace(self.learner, observed=x) if x is not self.learner.observed else self.learner
+        key_theta, key_units = jax.random.split(jax.random.key(0))
+        pilot = self.learner._simulate(
+            key_units, unit.proposal.sample(key_theta, self.learner.training.num_thetas), self.learner.training.num_per_theta
+        )
+        self.learner.simulator.count("debiasing near the posterior", pilot.ok.size, int((~pilot.ok).sum()))
+        return learner.focus_terms(key_theta, unit.proposal, pilot, "debiasing near the posterior")
+
+    def _measure(
+        self,
+        rng_key: Array,
+        unit: UnitScore,
+        data: DataTerms,
+        tolerance: float,
+        max_simulations: int,
+        stage: str = "debiasing near the posterior",
+    ) -> LocalMean:
+        """Measure the mean of the score around the place of one data set's local terms."""
+        learner, training = self.learner, self.learner.training
+        key_pilot, key_mean = jax.random.split(rng_key)
+        d = unit.proposal.dim
+        theta = data.mode + jax.random.normal(key_pilot, (training.num_thetas, d)) @ data.factor.T
+        pilot = learner._simulate(key_pilot, theta, training.num_per_theta)
+        context = LocalContext(unit, learner._control(unit, pilot), None, data)
+        large = max_simulations >= 10 * LARGE[0] * LARGE[1]
+        sums_fn, size = (self._large_sums, LARGE[0] * LARGE[1]) if large else (self._small_sums, training.batch_size)
+        left = max_simulations - pilot.ok.size
+        found = local_mean(key_mean, sums_fn, context, jnp.full(d, tolerance), left, size, learner.progress_bar)
+        learner.simulator.count(stage, found.num_simulated + pilot.ok.size, found.num_failed + int((~pilot.ok).sum()))
+        return found._replace(num_simulated=found.num_simulated + pilot.ok.size)
+
+    def _read(
+        self, rng_key: Array, unit: UnitScore, data: DataTerms, focus: FocusTerms | None, max_simulations: int
+    ) -> tuple[Readout, int]:
+        """The best readout around the mode, from pairs of simulations until its noise is small."""
+        width = jnp.maximum(1.0, READOUT_WIDTH * jnp.sqrt(data.num_units))
+        context = LocalContext(unit, jnp.zeros(unit.proposal.dim), focus, data)
+        size, num_units = LARGE[0] * LARGE[1], int(data.num_units)
+        most, least = (max(1, n // size) for n in (min(max_simulations, READOUT_UNITS), MIN_READOUT_UNITS))
+        valid = np.sort(self.learner.joint_valid)
+        sums, failed, found = None, 0, None
+        for i in range(most):
+            new, bad = self._readout_sums(jax.random.fold_in(rng_key, i), width, context)
+            new = jax.tree.map(lambda a: np.asarray(a, float), new)
+            sums, failed = (new if sums is None else jax.tree.map(np.add, sums, new)), failed + int(bad)
+            if i == most - 1 or (i + 1 >= least and (i + 1) % 8 == 0):
+                found = solve_readout(sums, valid, num_units)
+                if found.noise.max() <= READOUT_NOISE:
+                    break
+        assert found is not None
+        self.learner.simulator.count("readout near the posterior", (i + 1) * size, failed)
+        return found, (i + 1) * size
+
+    @cached_property
+    def _large_sums(self):
+        return make_local_sums(partial(self._local_scores, LARGE[1]), LARGE[0], len(self.learner.joint_valid))
+
+    @cached_property
+    def _small_sums(self):
+        training = self.learner.training
+        return make_local_sums(partial(self._local_scores, training.num_per_theta), training.num_thetas, len(self.learner.joint_valid))
+
+    @cached_property
+    def _readout_sums(self):
+        return make_readout_sums(self._readout_units, LARGE[0], len(self.learner.joint_valid))
+
+    def _local_scores(
+        self, num_per_theta: int, rng_key: Array, step: Float[Array, "k d"], context: LocalContext
+    ) -> tuple[Array, Array, Array]:
+        unit, local = context.unit, context.data.local
+        theta = context.data.mode + step @ context.data.factor.T
+        batch = self.learner.simulator.batch(rng_key, theta, num_per_theta)
+        # The local mean itself is what is measured: of the local terms only the readout is there already.
+        known = local._replace(offset=jnp.zeros_like(local.offset), slope=jnp.zeros_like(local.slope))
+
+        def at(theta, x, t):
+            eta = unit.proposal.whiten(theta)
+            s = self.learner.learned.units(unit, eta, x, known) - context.control * unit.proposal.score_in_eta(theta, t)
+            return s @ local.factor, local.inverse @ (eta - local.centre)
+
+        score, delta = jax.vmap(at)(theta, batch.x, batch.joint_score)
+        return score, batch.ok, delta
+
+    def _readout_units(self, keys: Array, step: Float[Array, "k d"], context: LocalContext) -> tuple[ReadoutUnits, Array]:
+        unit, local = context.unit, context.data.local
+        theta = context.data.mode + step @ context.data.factor.T
+        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1])
+        weight = batch.ok.astype(batch.x.dtype) if context.focus is None else batch.ok * context.focus.weight(batch.x)
+
+        def at(theta, x, t):
+            eta = unit.proposal.whiten(theta)
+            score = self.learner.learned.units(unit, eta, x) @ local.factor
+            joint_score = unit.proposal.score_in_eta(theta, t) @ local.factor
+            return local.inverse @ (eta - local.centre), self.learner.learned.features(unit, x), score, joint_score
+
+        delta, features, score, joint_score = jax.vmap(at)(theta, batch.x, batch.joint_score)
+        return ReadoutUnits(delta, features, score, joint_score, weight), (~batch.ok).sum()
+
+
+def _around(data: DataTerms, mode: Mode) -> DataTerms:
+    """The same data with all local coordinates laid around a mode, and nothing mended there yet but what was read out."""
+    before, factor = data.local, mode.eta_factor
+    local = no_local(mode.eta, factor, before.readout.shape[0])
+    local = local._replace(readout=before.readout @ before.inverse @ factor)
+    return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor))

@@ -1,0 +1,122 @@
+"""The best linear readout of the network's features near the posterior: score matching solved there exactly.
+
+With f the features of a unit, s the score so far and s* the true one, all at one theta, the best s + R^T f has
+
+    R = E[w f f^T]^-1 (E[w f s*^T] - E[w f s^T]),    E[w f s*^T] = d E[w f] / d theta,
+
+the last by the score identity: the true score is not needed, only how the mean of the features moves with theta. That is
+measured on pairs of simulations at theta + step and theta - step with the same random numbers, and by the joint score where
+there is one. The weight w depends on x alone.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+import numpy as np
+
+__all__ = ["Readout", "ReadoutSums", "ReadoutUnits", "make_readout_sums", "solve_readout"]
+
+
+class ReadoutUnits(NamedTuple):
+    """Units simulated at k places in delta; failed ones have no weight."""
+
+    delta: Float[Array, "k d"]
+    features: Float[Array, "k m f"]
+    score: Float[Array, "k m d"]  # so far, in delta
+    joint_score: Float[Array, "k m d"]
+    weight: Float[Array, "k m"]
+
+
+class ReadoutSums(NamedTuple):
+    """What one batch adds."""
+
+    num_units: Array
+    num_pairs: Array
+    outer: Float[Array, "f f"]  # w f f^T
+    cross: Float[Array, "f d"]  # w f s^T
+    joint: Float[Array, "f d"]  # w f t^T
+    score_square: Float[Array, " d"]
+    joint_square: Float[Array, " d"]
+    moved: Float[Array, "f d"]  # differences of mean w f over a pair, times those of delta
+    moved_square: Float[Array, "f f"]
+    delta_square: Float[Array, "d d"]
+
+
+class Readout(NamedTuple):
+    """The readout with its share of the score's variance, and that of its noise, for a unit worth 1 / n in every coordinate."""
+
+    readout: Float[Array, "f d"]
+    gain: Float[np.ndarray, " d"]
+    noise: Float[np.ndarray, " d"]
+
+
+def make_readout_sums(
+    units_fn: Callable[[Array, Array, Any], tuple[ReadoutUnits, Array]], num_thetas: int, dim: int
+) -> Callable[[Array, Array, Any], tuple[ReadoutSums, Array]]:
+    """Compile the sums of one batch, and how many of its simulations failed.
+
+    ``units_fn(keys, step, context)`` simulates at every step from the mode with its key.
+    """
+
+    @jax.jit
+    def sums_fn(rng_key, width, context):
+        key_step, key_units = jax.random.split(rng_key)
+        half = width * jax.random.normal(key_step, (num_thetas // 2, dim))
+        keys = jax.random.split(key_units, num_thetas // 2)
+        u, failed = units_fn(jnp.concatenate([keys, keys]), jnp.concatenate([half, -half]), context)
+        f = jnp.concatenate([jnp.ones_like(u.features[..., :1]), u.features], axis=-1)
+        weighted = u.weight[..., None] * f
+        flat = [a.reshape(-1, a.shape[-1]) for a in (weighted, f, u.score, u.joint_score)]
+        at = weighted.mean(1)
+        moved, delta = at[: num_thetas // 2] - at[num_thetas // 2 :], u.delta[: num_thetas // 2] - u.delta[num_thetas // 2 :]
+        sums = ReadoutSums(
+            jnp.array(u.weight.size),
+            jnp.array(num_thetas // 2),
+            flat[0].T @ flat[1],
+            flat[0].T @ flat[2],
+            flat[0].T @ flat[3],
+            jnp.sum(u.weight[..., None] * u.score**2, axis=(0, 1)),
+            jnp.sum(u.weight[..., None] * u.joint_score**2, axis=(0, 1)),
+            moved.T @ delta,
+            moved.T @ moved,
+            delta.T @ delta,
+        )
+        return sums, failed
+
+    return sums_fn
+
+
+SMALLEST = 1e-6  # eigenvalue of the features' second moments, relative to the largest, that single precision resolves
+SHRINKAGE = 2.0  # times its noise variance is taken off the square of every coefficient
+
+
+def solve_readout(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: int) -> Readout:
+    """Solve for R in the principal directions of the features, each coefficient shrunk by what its noise can explain."""
+    n, pairs = float(sums.num_units), float(sums.num_pairs)
+    outer = np.asarray(sums.outer, float) / n
+    scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
+    values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
+    kept = values > SMALLEST * values[-1]
+    # In these directions the features have unit second moments.
+    basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
+    precision = np.linalg.inv(np.asarray(sums.delta_square, float))
+    slope = basis.T @ np.asarray(sums.moved, float) @ precision
+    left = basis.T @ np.asarray(sums.moved_square, float) @ basis - slope @ np.asarray(sums.delta_square, float) @ slope.T
+    slope_variance = np.maximum(np.diag(left), 0.0)[:, None] / pairs * np.diag(precision)
+    joint = basis.T @ np.asarray(sums.joint, float) / n
+    joint_variance = np.broadcast_to(np.where(joint_valid, np.asarray(sums.joint_square, float) / n**2, np.inf), slope.shape)
+    weight = np.where(joint_valid, slope_variance / (slope_variance + np.where(joint_valid, joint_variance, 1.0) + 1e-30), 0.0)
+    wanted = slope + weight * (joint - slope)
+    variance = np.where(weight > 0, (1 - weight) * slope_variance, slope_variance) + np.asarray(sums.score_square, float) / n**2
+    missing = wanted - basis.T @ np.asarray(sums.cross, float) / n
+    shrink = np.maximum(0.0, 1 - SHRINKAGE * variance / np.maximum(missing**2, 1e-30))
+    coefficients = shrink * missing
+    return Readout(
+        jnp.asarray((basis @ coefficients)[1:]),
+        num_units * np.sum(coefficients**2, axis=0),
+        num_units * np.sum(shrink**2 * variance, axis=0),
+    )
