@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
 from numpyro_sls.learning import Learner
+from numpyro_sls.marginals import MAX_COLUMNS, NUM_BINS, MarginalUnits, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
 from numpyro_sls.score import DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
 
@@ -43,6 +44,7 @@ MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, fo
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
+COUNT_UNITS = 2_000_000  # simulated at most for the marginal scores
 READOUT_NOISE = 5e-4  # share of the score's variance, at which the readout is sure enough
 MIN_READOUT_UNITS = 400_000
 
@@ -59,7 +61,9 @@ class Conditioner:
     def terms(self, unit: UnitScore, x: Float[Array, "n p"], num_units: int) -> DataTerms:
         """The sum over a data set, nothing mended locally yet. Rows beyond ``num_units`` are replicates, and are averaged over."""
         d = unit.proposal.dim
-        summary, mean_summary, features = self.learner.learned.summarize(unit, x)
+        summary, mean_summary = self.learner.learned.summarize(unit, x)
+        marginals = no_marginals(self._num_columns, d)
+        features = self.learner.learned.total_features(unit, x, marginals)
         share = num_units / x.shape[0]
         if self.learner.learned.network.has_potential:
             summary = share * summary
@@ -70,7 +74,7 @@ class Conditioner:
             share * mean_summary,
             share * features,
             jnp.asarray(float(num_units)),
-            no_local(jnp.zeros(d), 0.5 * jnp.eye(d), features.shape[0]),
+            no_local(jnp.zeros(d), 0.5 * jnp.eye(d), marginals, features.shape[0]),
             centre,
             0.5 * factor,
             jnp.linalg.inv(0.5 * factor),
@@ -97,7 +101,10 @@ class Conditioner:
         for i in range(3):
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
-                readout, spent = self._read(keys[2 * i + 1], unit, data, focus, left // 4)
+                key_count, key_read = jax.random.split(keys[2 * i + 1])
+                data, counted = self._count(key_count, unit, data, x, left // 8)
+                readout, spent = self._read(key_read, unit, data, focus, left // 4)
+                spent += counted
                 data, left = data._replace(local=data.local._replace(readout=readout.readout)), left - spent
             # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
             found = self._measure(keys[2 * i + 2], unit, data, settings.tolerance / num_units, left // 5 if moved and i < 2 else left)
@@ -120,7 +127,7 @@ class Conditioner:
     def mean_zero(self, rng_key: Array, unit: UnitScore, data: DataTerms, labels: tuple[str, ...], num_simulations: int) -> MeanZero:
         """The mean of the score near the posterior at three stages, on fresh simulations."""
         local = data.local
-        blank = data._replace(local=no_local(local.centre, local.factor, local.readout.shape[0]))
+        blank = data._replace(local=no_local(local.centre, local.factor, local.marginals, local.readout.shape[0]))
         n, found = float(data.num_units), []
         for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None), blank), (unit, blank), (unit, data))):
             found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))
@@ -182,6 +189,52 @@ class Conditioner:
         self.learner.simulator.count("readout near the posterior", (i + 1) * size, failed)
         return found, (i + 1) * size
 
+    def _count(
+        self, rng_key: Array, unit: UnitScore, data: DataTerms, x: Float[Array, "n p"], max_simulations: int
+    ) -> tuple[DataTerms, int]:
+        """Marginal scores around the mode, from counts in bins with as many units in each."""
+        if self._num_columns == 0:
+            return data, 0
+        key_edges, key_sums = jax.random.split(rng_key)
+        width = jnp.maximum(1.0, READOUT_WIDTH * jnp.sqrt(data.num_units))
+        context, size = LocalContext(unit, jnp.zeros(unit.proposal.dim), None, data), LARGE[0] * LARGE[1]
+        theta = data.mode + jax.random.normal(key_edges, (LARGE[0], unit.proposal.dim)) @ data.factor.T
+        first = self.learner._simulate(key_edges, theta, LARGE[1])
+        quantiles = np.arange(1, NUM_BINS) / NUM_BINS
+        edges = jnp.asarray(np.quantile(np.asarray(first.x[first.ok])[:, : self._num_columns], quantiles, axis=0).T, first.x.dtype)
+        sums, failed = None, int((~first.ok).sum())
+        num = max(1, min(max_simulations, COUNT_UNITS) // size)
+        for i in range(num):
+            new, bad = self._marginal_sums(jax.random.fold_in(key_sums, i), width, context, edges)
+            new = jax.tree.map(lambda a: np.asarray(a, float), new)
+            sums, failed = (new if sums is None else jax.tree.map(np.add, sums, new)), failed + int(bad)
+        assert sums is not None
+        self.learner.simulator.count("readout near the posterior", (num + 1) * size, failed)
+        marginals = solve_marginals(edges, sums, np.sort(self.learner.joint_valid))
+        features = self.learner.learned.total_features(unit, x, marginals) * data.num_units / x.shape[0]
+        return data._replace(local=data.local._replace(marginals=marginals), features=features), (num + 1) * size
+
+    @property
+    def _num_columns(self) -> int:
+        """Numbers of a unit that are looked at by themselves."""
+        num = self.learner.observed.shape[1] - self.learner.simulator.units.covariates.shape[1]
+        return num if num <= MAX_COLUMNS and self.learner.matched == 1 and self.learner.simulator.units.num_units > 1 else 0
+
+    @cached_property
+    def _marginal_sums(self):
+        return make_marginal_sums(self._marginal_units, LARGE[0], len(self.learner.joint_valid))
+
+    def _marginal_units(self, keys: Array, step: Float[Array, "k d"], context: LocalContext) -> MarginalUnits:
+        unit, local = context.unit, context.data.local
+        theta = context.data.mode + step @ context.data.factor.T
+        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1])
+
+        def at(theta, t):
+            return local.inverse @ (unit.proposal.whiten(theta) - local.centre), unit.proposal.score_in_eta(theta, t) @ local.factor
+
+        delta, joint_score = jax.vmap(at)(theta, batch.joint_score)
+        return MarginalUnits(delta, batch.x, joint_score, batch.ok)
+
     @cached_property
     def _large_sums(self):
         return make_local_sums(partial(self._local_scores, LARGE[1]), LARGE[0], len(self.learner.joint_valid))
@@ -222,7 +275,7 @@ class Conditioner:
             eta = unit.proposal.whiten(theta)
             score = self.learner.learned.units(unit, eta, x) @ local.factor
             joint_score = unit.proposal.score_in_eta(theta, t) @ local.factor
-            return local.inverse @ (eta - local.centre), self.learner.learned.features(unit, x), score, joint_score
+            return local.inverse @ (eta - local.centre), self.learner.learned.features(unit, x, local.marginals), score, joint_score
 
         delta, features, score, joint_score = jax.vmap(at)(theta, batch.x, batch.joint_score)
         return ReadoutUnits(delta, features, score, joint_score, weight), (~batch.ok).sum()
@@ -231,6 +284,6 @@ class Conditioner:
 def _around(data: DataTerms, mode: Mode) -> DataTerms:
     """The same data with all local coordinates laid around a mode, and nothing mended there yet but what was read out."""
     before, factor = data.local, mode.eta_factor
-    local = no_local(mode.eta, factor, before.readout.shape[0])
+    local = no_local(mode.eta, factor, before.marginals, before.readout.shape[0])
     local = local._replace(readout=before.readout @ before.inverse @ factor)
     return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor))

@@ -362,9 +362,11 @@ class SLS:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
         learner = conditioner.learner
         if localized is None or resemblance is None:
-            return self._laid_out(_first_proposal(prior, None, learner.joint_valid), learner), {}
+            return self._laid_out(_first_proposal(prior, None, learner.joint_valid), learner, prior), {}
         if isinstance(self.proposal, FromRestarts):
-            return self._laid_out(from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), learner), {}
+            return self._laid_out(
+                from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), learner, prior
+            ), {}
         curves: dict[str, LossCurve] = {}
         centre, information, kappa = localized.centre, localized.information, self._kappa(learner)
         # Without a budget every round is a long one, and the next comes only if the centre moved far.
@@ -375,7 +377,7 @@ class SLS:
         for i in range(num_rounds):
             key_train, key_mode, key_information = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             stage = f"round {i + 1}"
-            proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner)
+            proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
             mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4).mode
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
@@ -385,12 +387,12 @@ class SLS:
             information = learner.information(key_information, unit, eta, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
                 break
-        return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner), curves
+        return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior), curves
 
-    def _laid_out(self, proposal: Proposal, learner: Learner) -> Proposal:
+    def _laid_out(self, proposal: Proposal, learner: Learner, prior) -> Proposal:
         if self.coordinates == "unconstrained":
             return proposal
-        return in_box(proposal, *learner.simulator.units.parameters.box)
+        return in_box(proposal, prior[1], *learner.simulator.units.parameters.box)
 
     def _kappa(self, learner: Learner) -> float:
         num_units = learner.simulator.units.num_units
@@ -409,9 +411,9 @@ class SLS:
         if isinstance(self.proposal, FromRestarts) or self.localization is None:
             _, factor = proposal.frame()
             wider = from_restarts(mode.theta, factor @ factor.T, FromRestarts(diagonal=False, widen=1.5), learner.joint_valid)
-            return self._laid_out(wider, learner)
+            return self._laid_out(wider, learner, prior)
         information = learner.information(rng_key, unit, mode.eta, DEFAULT_BUDGET["first rounds"], "re-centring")
-        return self._laid_out(worth_units(mode.theta, prior[1], information, self._kappa(learner), learner.joint_valid), learner)
+        return self._laid_out(worth_units(mode.theta, prior[1], information, self._kappa(learner), learner.joint_valid), learner, prior)
 
 
 DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 4_000_000}

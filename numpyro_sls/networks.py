@@ -9,6 +9,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Float
+import numpy as np
 
 __all__ = ["Ensemble", "MLPScore", "Network", "ScoreTerms", "SeparablePotential", "Standardizer", "make_standardizer"]
 
@@ -122,7 +123,9 @@ class SeparablePotential(Network):
 
     The sum over n units is the sum of c(x_i), done once, so that a draw costs the same for any n.
 
-    :param num_features: length of c and phi, beyond the d linear ones.
+    :param num_features: learnt entries of phi, beyond theta itself and its products.
+    :param quadratic: give phi the products theta_i theta_j too: near one place every smooth log likelihood is made of
+        these; None: up to 16 parameters.
     :param width: units in each hidden layer.
     :param depth: hidden layers of each of the two networks.
     :param embedding: a flax module that turns the standardized numbers of m units, (m, p), into (m, r) features before c
@@ -138,11 +141,15 @@ class SeparablePotential(Network):
     num_features: int = 32
     width: int = 64
     depth: int = 2
+    quadratic: bool | None = None
     embedding: nn.Module | None = None
     has_potential = True
 
+    def _num_products(self, dim: int) -> int:
+        return dim * (dim + 1) // 2 if (dim <= MOST_QUADRATIC if self.quadratic is None else self.quadratic) else 0
+
     def _summary(self, dim: int) -> MLP:
-        return MLP(self.num_features + dim, self.width, self.depth, nn.silu)
+        return MLP(self.num_features + dim + self._num_products(dim), self.width, self.depth, nn.silu)
 
     def _basis(self) -> MLP:
         # Smooth on purpose: the Laplacian of a kinked activation trains wrongly in silence.
@@ -155,7 +162,7 @@ class SeparablePotential(Network):
             **weights,
             "c": self._summary(dim).init(key_c, jnp.zeros(embedded)),
             "phi": self._basis().init(key_phi, jnp.zeros(dim)),
-            "skip": 0.01 * jax.random.normal(key_skip, (embedded, self.num_features + dim)),
+            "skip": 0.01 * jax.random.normal(key_skip, (embedded, self.num_features + dim + self._num_products(dim))),
         }
 
     def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
@@ -169,16 +176,23 @@ class SeparablePotential(Network):
         return jnp.concatenate([hidden_layer(weights["c"], x, nn.silu), x], axis=-1)
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
-        """phi(theta), its last d entries theta itself."""
-        return jnp.concatenate([jnp.asarray(self._basis().apply(weights["phi"], theta)), theta])
+        """phi(theta): what is learnt, theta itself, and its products."""
+        parts = [jnp.asarray(self._basis().apply(weights["phi"], theta)), theta]
+        return jnp.concatenate([*parts, _products(theta)] if self._num_products(theta.shape[0]) else parts)
 
     def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
         d = theta.shape[0]
         c = self.summary(weights, x, d)
         first, second = forward_laplacian(weights["phi"], theta, along if along.ndim == 1 else None)
-        score = c @ jnp.concatenate([first, jnp.eye(d)], axis=1).T
-        c = c[:, : self.num_features]  # the linear entries of phi have no second derivative
-        return ScoreTerms(score, c @ second if along.ndim == 1 else jnp.sum(along * (c @ second.T), axis=1))
+        firsts, curved = [first, jnp.eye(d)], c[:, : self.num_features]
+        if self._num_products(d):
+            firsts.append(jax.jacfwd(_products)(theta).T)
+            # d_jj of theta_j^2 / 2 is 1, of the mixed products nothing
+            i, j = np.triu_indices(d)
+            curved = jnp.concatenate([curved, c[:, self.num_features + d :][:, i == j]], axis=1)
+            second = jnp.concatenate([second, along if along.ndim == 1 else jnp.eye(d)], axis=-1)
+        score = c @ jnp.concatenate(firsts, axis=1).T
+        return ScoreTerms(score, curved @ second if along.ndim == 1 else jnp.sum(along * (curved @ second.T), axis=1))
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return self.summary(weights, x, theta.shape[0]) @ jax.jacfwd(lambda t: self.basis(weights, t))(theta)
@@ -291,6 +305,15 @@ class Ensemble(Network):
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
         return jnp.concatenate([self.network.basis(w, theta) for w in weights])
+
+
+MOST_QUADRATIC = 16
+
+
+def _products(theta: Float[Array, " d"]) -> Float[Array, " q"]:
+    """theta_i theta_j for i < j, and theta_j^2 / 2."""
+    i, j = np.triu_indices(theta.shape[0])
+    return jnp.where(i == j, 0.5, 1.0) * theta[i] * theta[j]
 
 
 def hidden_layer(weights: Weights, x: Float[Array, "m q"], activation: Callable[[Array], Array]) -> Float[Array, "m w"]:

@@ -63,7 +63,7 @@ class Proposal(NamedTuple):
     """l = mean + factor @ eta with eta standard normal; all learning happens in eta.
 
     l is theta itself, or where there are bounds, l_j = low_j + (high_j - low_j) Phi(theta_j): an interval as it is, and eta
-    is then normal where that falls between the bounds.
+    is then normal where l falls between the bounds.
     """
 
     mean: Float[Array, " d"]
@@ -71,6 +71,7 @@ class Proposal(NamedTuple):
     inverse: Float[Array, "d d"]  # of the factor
     low: Float[Array, " d"] | None = None
     high: Float[Array, " d"] | None = None
+    pool: Float[Array, "s d"] | None = None  # draws of eta between the bounds
 
     @property
     def dim(self) -> int:
@@ -79,14 +80,6 @@ class Proposal(NamedTuple):
     @property
     def covariance(self) -> Float[Array, "d d"]:
         return self.factor @ self.factor.T
-
-    @property
-    def bounds(self) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        """Of eta, where the factor is diagonal; infinite where there are none."""
-        if self.low is None or self.high is None:
-            return jnp.full(self.dim, -jnp.inf), jnp.full(self.dim, jnp.inf)
-        sd = jnp.diag(self.factor)
-        return (self.low - self.mean) / sd, (self.high - self.mean) / sd
 
     def learnt(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
         """l, the coordinates that are whitened."""
@@ -128,10 +121,9 @@ class Proposal(NamedTuple):
         return centre, self.factor / self.slopes(centre)[:, None]
 
     def sample(self, rng_key: Array, num: int) -> Float[Array, "num d"]:
-        if self.low is None:
+        if self.pool is None:
             return self.mean + jax.random.normal(rng_key, (num, self.dim)) @ self.factor.T
-        eta = jax.random.truncated_normal(rng_key, *self.bounds, (num, self.dim))
-        return jax.vmap(self.unwhiten)(eta)
+        return jax.vmap(self.unwhiten)(self.pool[jax.random.randint(rng_key, (num,), 0, len(self.pool))])
 
 
 EDGE = 1e-6  # of an interval, which single precision cannot tell from its end
@@ -168,14 +160,56 @@ def _gaussian(centre: Float[Array, " d"], covariance: np.ndarray, joint_valid: B
     return Proposal(jnp.asarray(centre), jnp.asarray(factor), jnp.asarray(np.linalg.inv(factor)))
 
 
-def in_box(proposal: Proposal, low: Float[np.ndarray, " d"], high: Float[np.ndarray, " d"]) -> Proposal:
-    """The same Gaussian, its variances only, on intervals as they are instead of laid out on the whole line."""
-    laid = Proposal(
-        proposal.mean, proposal.factor, proposal.inverse, jnp.asarray(low, proposal.mean.dtype), jnp.asarray(high, proposal.mean.dtype)
-    )
-    draws = jax.vmap(laid.learnt)(proposal.sample(jax.random.key(0), 4000))
-    centre, sd = np.asarray(laid.learnt(proposal.mean)), np.asarray(draws.std(0))
-    return laid._replace(mean=jnp.asarray(centre), factor=jnp.diag(jnp.asarray(sd)), inverse=jnp.diag(jnp.asarray(1 / sd)))
+POOL = 32_768
+SWEEPS = 200
+
+
+def in_box(
+    proposal: Proposal, prior_covariance: Float[Array, "d d"], low: Float[np.ndarray, " d"], high: Float[np.ndarray, " d"]
+) -> Proposal:
+    """The same information on intervals as they are, instead of laid out on the whole line, with their own uniform prior."""
+    dtype = proposal.mean.dtype
+    ends = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    laid = proposal._replace(low=ends[0], high=ends[1])
+    slopes = np.asarray(laid.slopes(proposal.mean), float)
+    prior = np.linalg.inv(np.asarray(prior_covariance, float))
+    values, vectors = np.linalg.eigh(np.linalg.inv(np.asarray(proposal.covariance, float)) - prior)
+    information = (vectors * np.maximum(values, 0.0)) @ vectors.T / np.outer(slopes, slopes)
+    bounded = np.isfinite(low)
+    precision = np.where(np.outer(~bounded, ~bounded), prior, 0.0) + information
+    precision[bounded, bounded] += 12 / (high - low)[bounded] ** 2
+    mean = np.asarray(laid.learnt(proposal.mean), float)
+    factor = np.linalg.cholesky(np.linalg.inv((precision + precision.T) / 2))
+    draws = truncated_normal(jax.random.key(0), jnp.asarray(mean, dtype), jnp.asarray(precision, dtype), *ends)
+    inverse = np.linalg.inv(factor)
+    pool = (np.asarray(draws, float) - mean) @ inverse.T
+    mean_l, factor_l, inverse_l, pool_l = (jnp.asarray(a, dtype) for a in (mean, factor, inverse, pool))
+    return Proposal(mean_l, factor_l, inverse_l, *ends, pool_l)
+
+
+def truncated_normal(
+    rng_key: Array, mean: Float[Array, " d"], precision: Float[Array, "d d"], low: Float[Array, " d"], high: Float[Array, " d"]
+) -> Float[Array, "s d"]:
+    """Draws of a Gaussian between bounds, by Gibbs sampling from many starts at its mean."""
+
+    def move(x, key_j):
+        key, j = key_j
+        # given the others, x_j is normal around mean_j - sum_{k != j} P_jk (x_k - mean_k) / P_jj
+        off = (x - mean) @ precision[j] - precision[j, j] * (x[:, j] - mean[j])
+        centre, sd = mean[j] - off / precision[j, j], 1 / jnp.sqrt(precision[j, j])
+        ends = (low[j] - centre) / sd, (high[j] - centre) / sd
+        z = jax.random.truncated_normal(key, *ends)
+        # Far out in a tail single precision gives up, and the nearest end is as good.
+        z = jnp.where(jnp.isfinite(z), z, jnp.clip(0.0, *ends))
+        return x.at[:, j].set(jnp.clip(centre + sd * z, low[j], high[j])), None
+
+    @jax.jit
+    def run(rng_key):
+        d = mean.shape[0]
+        x = jnp.broadcast_to(mean, (POOL, d))
+        return jax.lax.scan(move, x, (jax.random.split(rng_key, SWEEPS * d), jnp.tile(jnp.arange(d), SWEEPS)))[0]
+
+    return run(rng_key)
 
 
 def default_kappa(num_simulations: int, num_units: int, all_joint: bool) -> float:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from numpyro_sls.debias import MeanNetwork
+from numpyro_sls.marginals import Marginals
 from numpyro_sls.networks import Network, Standardizer
 from numpyro_sls.proposal import Proposal
 
@@ -34,6 +35,7 @@ class Local(NamedTuple):
     centre: Float[Array, " d"]
     factor: Float[Array, "d d"]
     inverse: Float[Array, "d d"]  # of the factor
+    marginals: Marginals  # further features, counted here
     readout: Float[Array, "k d"]
     offset: Float[Array, " d"]
     slope: Float[Array, "d d"]
@@ -53,10 +55,10 @@ class Local(NamedTuple):
 REACH = 4.0  # in posterior sds, beyond the usual length of delta
 
 
-def no_local(centre: Float[Array, " d"], factor: Float[Array, "d d"], num_features: int) -> Local:
+def no_local(centre: Float[Array, " d"], factor: Float[Array, "d d"], marginals: Marginals, num_features: int) -> Local:
     """A place where nothing is mended yet."""
     d = centre.shape[0]
-    return Local(centre, factor, jnp.linalg.inv(factor), jnp.zeros((num_features, d)), jnp.zeros(d), jnp.zeros((d, d)))
+    return Local(centre, factor, jnp.linalg.inv(factor), marginals, jnp.zeros((num_features, d)), jnp.zeros(d), jnp.zeros((d, d)))
 
 
 class DataTerms(NamedTuple):
@@ -96,25 +98,31 @@ class LearnedScore:
     def units(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"], local: Local | None = None) -> Float[Array, "m d"]:
         """The score of each unit, debiased over the whole region, and around one place if that is given."""
         score = self.raw(unit, eta, x) - self.mean(unit, eta, x)
-        return score if local is None else score + local.units(eta, self.features(unit, x))
+        return score if local is None else score + local.units(eta, self.features(unit, x, local.marginals))
 
-    def features(self, unit: UnitScore, x: Float[Array, "m p"]) -> Float[Array, "m k"]:
-        return self.network.features(unit.weights, unit.standardizer(x))
+    def features(self, unit: UnitScore, x: Float[Array, "m p"], marginals: Marginals) -> Float[Array, "m k"]:
+        """What a linear readout near the posterior uses of each unit."""
+        return jnp.concatenate([self.network.features(unit.weights, unit.standardizer(x)), marginals(x)], axis=-1)
 
-    def summarize(self, unit: UnitScore, x: Float[Array, "n p"], size: int = 50_000) -> tuple[Array, Array, Array]:
-        """What all later work needs of the data: the sums of c(x_i), of those of the mean, and of f(x_i), in pieces."""
+    def total_features(self, unit: UnitScore, x: Float[Array, "n p"], marginals: Marginals, size: int = 50_000) -> Float[Array, " k"]:
+        """Their sum over the data, in pieces."""
+        total = jax.jit(lambda u, x, m: self.features(u, x, m).sum(0))
+        return sum((total(unit, x[i : i + size], marginals) for i in range(size, len(x), size)), total(unit, x[:size], marginals))
+
+    def summarize(self, unit: UnitScore, x: Float[Array, "n p"], size: int = 50_000) -> tuple[Array, Array]:
+        """What all later work needs of the data: the sums of c(x_i) and of those of the mean, in pieces, or the units themselves."""
         network, mean_network, dim = self.network, self.mean_network, unit.proposal.dim
 
         def total(u, x):
             z = u.standardizer(x)
             summary = network.summary(u.weights, z, dim).sum(0) if network.has_potential else jnp.zeros(0)
             mean = jnp.zeros(0) if u.mean_weights is None else mean_network.summary(u.mean_weights, z)
-            return summary, mean, network.features(u.weights, z).sum(0)
+            return summary, mean
 
         compiled = jax.jit(total)
         parts = [compiled(unit, x[i : i + size]) for i in range(0, len(x), size)]
-        summary, mean, features = jax.tree.map(lambda *a: sum(a[1:], a[0]), *parts)
-        return (summary if network.has_potential else unit.standardizer(x)), mean, features
+        summary, mean = jax.tree.map(lambda *a: sum(a[1:], a[0]), *parts)
+        return (summary if network.has_potential else unit.standardizer(x)), mean
 
     def data_log_likelihood(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
         """sum_i c(x_i) . phi(theta) - n A(theta), up to a constant."""
@@ -204,6 +212,9 @@ def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
 
     def newton(e):
         score, jacobian = score_fn(e), jax.jacfwd(score_fn)(e)
+        # Where the score cannot be computed, nothing moves, and the gap says that no mode was found.
+        fine = jnp.all(jnp.isfinite(jacobian)) & jnp.all(jnp.isfinite(score))
+        score, jacobian = jnp.where(fine, score, jnp.nan), jnp.where(fine, jacobian, -jnp.eye(len(e)))
         values, vectors = jnp.linalg.eigh(-(jacobian + jacobian.T) / 2)
         # A direction without information has at least a tenth of the proposal's own.
         values = jnp.maximum(jnp.abs(values), 0.1)
@@ -228,9 +239,11 @@ def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
     score, values, vectors = newton(e)
     gap = jnp.sqrt(jnp.sum((vectors.T @ score) ** 2 / values))
     # Against a bound the density falls off exponentially, at the rate of its score.
-    precision = (vectors * values) @ vectors.T + jnp.where(bounded, jnp.outer(score, score), 0.0)
-    covariance = jnp.linalg.inv(precision)
-    factor = frame @ jnp.linalg.cholesky((covariance + covariance.T) / 2)
+    precision = (vectors * values) @ vectors.T + jnp.where(bounded & jnp.isfinite(score).all(), jnp.outer(score, score), 0.0)
+    values, vectors = jnp.linalg.eigh((precision + precision.T) / 2)
+    # The Cholesky factor of the inverse, which single precision could not factorize where it is stiff.
+    lower = jnp.linalg.qr((vectors / jnp.sqrt(jnp.maximum(values, 0.1))).T, mode="r").T
+    factor = frame @ (lower * jnp.where(jnp.diag(lower) < 0, -1.0, 1.0))
     theta = origin + frame @ e
     return Mode(
         theta,

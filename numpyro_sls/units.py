@@ -189,8 +189,10 @@ def _with_density(units: Units) -> Units:
 
 
 def _is_redundant(inputs: np.ndarray, j: int) -> bool:
+    """Constant, or the same as an earlier one, up to rounding, which standardization would blow up to noise."""
     column = inputs[:, j]
-    return bool(np.all(column == column[0])) or any(np.array_equal(inputs[:, i], column) for i in range(j))
+    rounding = 1e-5 * np.max(np.abs(column))
+    return bool(np.ptp(column) <= rounding) or any(np.max(np.abs(inputs[:, i] - column)) <= rounding for i in range(j))
 
 
 def _per_unit_inputs(traced: TracedModel, parameters: Parameters) -> tuple[np.ndarray, list[bool]]:

@@ -32,6 +32,7 @@ ORDER = [
     "training",
     "debias",
     "readout",
+    "marginals",
     "score",
     "errors",
     "learning",

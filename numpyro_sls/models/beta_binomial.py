@@ -1,6 +1,6 @@
 r"""A binomial count with a Beta prior: how the score's error grows where the prior has little mass (paper, appendix on localization).
 
-    theta ~ Beta(5, 5),    x ~ Binomial(100, theta).
+theta ~ Beta(5, 5),    x ~ Binomial(100, theta).
 """
 
 from typing import Any

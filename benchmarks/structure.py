@@ -1,0 +1,278 @@
+"""What the structured score is worth, against exact scores and posteriors.
+
+python -m benchmarks.structure variants monotone queue gnk dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data] [--figures]
+
+Rows go to benchmarks/results/structure.jsonl; ``--figures`` draws docs/structure.png from them and prints the tables.
+"""
+
+import argparse
+import json
+from pathlib import Path
+import time
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sls import SLS, CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, SLSLangevin, Training
+from numpyro_sls.models import beta_binomial, dirichlet, gnk, monotone, queue
+
+RESULTS = Path("benchmarks/results/structure.jsonl")
+GRID = jnp.linspace(0, 1, 101)
+
+
+def fitted(model, key, *args, **settings) -> tuple[SLSFit, dict]:
+    """A fit without its warnings, and what it cost."""
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = SLS(model, **settings).run(key, *args, progress_bar=False)
+    units = sum(s.num for s in fit.simulations.values())
+    cost = {"seconds": time.perf_counter() - start, "units": units, "data sets": units / fit.units.num_units}
+    return fit, cost | {"warned": [str(w.message)[:80] for w in caught if "trusted" in str(w.message)]}
+
+
+def sampled(fit: SLSFit, *args, num_samples: int = 1000, num_chains: int = 8, **settings) -> tuple[dict, float]:
+    """Posterior draws and the share outside the region."""
+    kernel = SLSLangevin(fit, **settings)
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=num_samples, num_chains=num_chains, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(1), *args)
+    return {k: np.asarray(v) for k, v in mcmc.get_samples().items()}, float(mcmc.get_extra_fields()["diverging"].mean())
+
+
+def ks_and_w1(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Kolmogorov-Smirnov and 1-Wasserstein distance, averaged over columns."""
+    grid = (np.arange(2000) + 0.5) / 2000
+    ks = []
+    for u, v in zip(a.T, b.T, strict=True):
+        at = np.sort(np.concatenate([u, v]))
+        ks.append(np.abs(np.searchsorted(np.sort(u), at, "right") / len(u) - np.searchsorted(np.sort(v), at, "right") / len(v)).max())
+    return float(np.mean(ks)), float(np.abs(np.quantile(a, grid, axis=0) - np.quantile(b, grid, axis=0)).mean())
+
+
+def monotone_log_likelihood(params, x):
+    """Of every row (y, D_1, ..., D_10); D_0 is 1."""
+    design = jnp.concatenate([jnp.ones((len(x), 1)), x[:, 1:]], axis=1)
+    return -0.5 * ((x[:, 0] - design @ params["theta"]) / monotone.NOISE) ** 2
+
+
+def run_monotone(options) -> None:
+    """The regression as a black box, against Gibbs."""
+    for seed in options.seeds:
+        xy = monotone.simulate_data(random.key(100 + seed))
+        exact = np.asarray(monotone.exact_posterior(random.key(2), xy))
+        settings = {**monotone.SETTINGS, "target": "implicit"}
+        if options.simulations:
+            settings["training"] = Training(num_simulations=options.simulations)
+        fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
+        draws, outside = sampled(fit, xy, num_steps=16)
+        basis = np.asarray(monotone.features(GRID)).T
+        ks, w1 = ks_and_w1(draws["theta"] @ basis, exact @ basis)
+        save("monotone", seed=seed, ks=ks, w1=w1, outside=outside, **cost)
+
+
+def run_queue(options) -> None:
+    """Widths, errors and coverage on the five reference data sets."""
+    reference = np.load(options.data / "mg1/exact_posteriors.npz")
+    truth = np.array([1.0, 5.0, 0.2])
+    for i in range(5):
+        x = jnp.asarray(reference["x"][i], jnp.float32)
+        for name, settings in {"single": queue.SETTINGS, "n-model, weight on theta1": queue.WHOLE}.items():
+            if name not in options.variants:
+                continue
+            fit, cost = fitted(queue.model, random.key(0), x, **settings)
+            draws, outside = sampled(fit, x)
+            ours = np.stack([draws[k] for k in ("theta1", "theta2", "theta3")], axis=1)
+            low, high = np.quantile(ours, [0.025, 0.975], axis=0)
+            save(
+                "queue",
+                seed=i,
+                variant=name,
+                width=(high - low).tolist(),
+                error=np.abs(ours.mean(0) - truth).tolist(),
+                covered=((low <= truth) & (truth <= high)).tolist(),
+                shift_from_exact=(ours.mean(0) - reference["posterior"][i].mean(0)).tolist(),
+                outside=outside,
+                **cost,
+            )
+
+
+def run_gnk(options) -> None:
+    """W1 of every marginal on the real returns, in exact sds, with and without weights in x."""
+    x = np.genfromtxt(options.data / "gnk/fx_log_returns_1.csv", delimiter=",", dtype=np.float32).ravel()
+    x = jnp.asarray(x[np.isfinite(x)])
+    exact = np.load(options.data / "gnk/exact_posterior_1.npz")["posterior"]
+    grid = (np.arange(2000) + 0.5) / 2000
+    for seed in options.seeds:
+        for name, settings in {"weights in x": gnk.SETTINGS, "no weights": {**gnk.SETTINGS, "focus": None}}.items():
+            fit, cost = fitted(gnk.model, random.key(seed), x, **settings)
+            draws, outside = sampled(fit, x)
+            ours = np.stack([draws[k] for k in "abgk"], axis=1)
+            w1 = np.abs(np.quantile(ours, grid, axis=0) - np.quantile(exact, grid, axis=0)).mean(0) / exact.std(0)
+            shift, ratio = (ours.mean(0) - exact.mean(0)) / exact.std(0), ours.std(0) / exact.std(0)
+            save("gnk", seed=seed, variant=name, w1=w1.tolist(), shift=shift.tolist(), sd_ratio=ratio.tolist(), outside=outside, **cost)
+
+
+PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}
+PENALTY = CurvaturePenalty(ladder=(1e-3, 1e-2, 1e-1))
+
+
+def variants(budget: int) -> dict[str, dict]:
+    """The paper's seven models of the monotonic regression, and ours, all under the same proposal of the restarts."""
+    single, whole = Training(num_simulations=budget), Training(num_simulations=budget, num_thetas=8)
+    debias = Debias(near=False)
+    paper = {"network": MLPScore(), "proposal": FromRestarts(widen=2.0), **PLAIN}
+    return {
+        "1-model": {**paper, "debias": None, "training": single},
+        "1-model-C": {**paper, "debias": None, "curvature": PENALTY, "training": single},
+        "1-model-D": {**paper, "debias": debias, "training": single},
+        "1-model-DC": {**paper, "debias": Debias(near=False, ladder=(1e-3,)), "curvature": PENALTY, "training": single},
+        "n-model": {**paper, "debias": None, "units": "additive", "training": whole},
+        "n-model-C": {**paper, "debias": None, "units": "additive", "curvature": PENALTY, "training": whole},
+        "n-model-C5": {
+            **paper,
+            "debias": None,
+            "units": "additive",
+            "curvature": PENALTY,
+            "training": Training(num_simulations=5 * budget, num_thetas=8),
+        },
+        "separable-DC": {
+            **paper,
+            "network": SeparablePotential(),
+            "debias": Debias(near=False, ladder=(1e-3,)),
+            "curvature": PENALTY,
+            "training": single,
+        },
+        "separable, near the posterior too": {**paper, "network": SeparablePotential(), "debias": Debias(), "training": single},
+    }
+
+
+def run_variants(options) -> None:
+    """loss-1, loss-n and loss-n over the posterior, relative to the mean square of the true score."""
+    for seed in options.seeds:
+        xy = monotone.simulate_data(random.key(100 + seed))
+        draws = {"theta": monotone.exact_posterior(random.key(2), xy)}
+        for name, settings in variants(options.simulations or 4_000_000).items():
+            if options.variants != ["single"] and name not in options.variants:
+                continue
+            fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
+            e = fit.errors(monotone_log_likelihood, random.key(9), draws, num_thetas=200)
+            losses = {"loss-1": e.unit.relative, "loss-n": e.data_set.relative, "loss-n-posterior": e.posterior.relative}
+            save("variants", seed=seed, variant=name, **losses, **cost)
+
+
+def run_dirichlet(options) -> None:
+    """Relative error of the score of n rows around the truth, with and without the curvature penalty (same budget, same debiasing)."""
+    n, truth = 100, dirichlet.TRUTH["theta"]
+    for seed in options.seeds:
+        x = dirichlet.simulate_data(random.key(100 + seed), n)
+        for name, curvature in {"without": None, "with": CurvaturePenalty(ladder=(1e-2, 1e-1, 1.0))}.items():
+            settings = {
+                "network": MLPScore(width=32, depth=2),
+                "target": "implicit",
+                "localization": None,
+                "focus": None,
+                "debias": Debias(near=False),
+                "training": Training(num_simulations=400_000, num_per_theta=4),
+                "curvature": curvature,
+            }
+            fit, cost = fitted(dirichlet.model, random.key(seed), x, **settings)
+            parameters, unit = fit.units.parameters, fit.posterior.unit
+            by_radius = {}
+            for radius in (0.0, 0.02, 0.05, 0.1, 0.15):
+                angle = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+                around = truth + radius * np.stack([np.cos(angle), np.sin(angle), -np.cos(angle) - np.sin(angle)], 1)
+                errors = [_error_at(fit, parameters, unit, jnp.asarray(p), n) for p in around]
+                by_radius[radius] = float(np.max(errors))
+            save("dirichlet", seed=seed, variant=name, error=by_radius, chosen=_chosen(fit), **cost)
+
+
+def _error_at(fit: SLSFit, parameters, unit, probs, n: int) -> float:
+    """E |s - s*|^2 / E |s*|^2 of n rows from the truth at one theta, in eta."""
+    truth = dirichlet.TRUTH["theta"]
+    z = {"theta": fit.units.traced.supports["theta"] and jnp.log(probs[:-1] / probs[-1])}
+    theta = _simplex_theta(parameters, probs, z)
+    keys = random.split(random.key(3), 200)
+    x = jax.vmap(lambda k: jax.nn.one_hot(random.categorical(k, jnp.log(truth), shape=(n,)), 3))(keys)
+    exact = jax.grad(lambda t, q: jnp.sum(dirichlet.log_likelihood(parameters.constrain(t), q)))
+
+    def at(q):
+        true = unit.proposal.score_in_eta(theta, exact(theta, q)[None])[0]
+        ours = fit.posterior.learned.units(unit, unit.proposal.whiten(theta), q, fit.data.local).sum(0)
+        return jnp.sum((ours - true) ** 2), jnp.sum(true**2)
+
+    error, size = jax.vmap(at)(x)
+    return float(error.mean() / size.mean())
+
+
+def _simplex_theta(parameters, probs, _):
+    from numpyro.distributions import biject_to, constraints
+
+    return parameters.flatten({"theta": biject_to(constraints.simplex).inv(probs)})
+
+
+def _chosen(fit: SLSFit) -> str:
+    curves = {k: float(c.held_out[-1]) for k, c in fit.curves.items() if k.startswith("curvature")}
+    return min(curves, key=lambda k: curves[k]) if curves else ""
+
+
+def run_beta_binomial(options) -> None:
+    """The error of a score learnt under the prior, at the posterior of one count, against the prior density at its truth."""
+    settings = {"target": "implicit", "localization": None, "focus": None, "network": MLPScore(width=32, depth=2), "debias": None}
+    x = beta_binomial.simulate_data(random.key(0))
+    for seed in options.seeds:
+        fit, cost = fitted(beta_binomial.model, random.key(seed), x, training=Training(num_simulations=200_000), **settings)
+        parameters, unit = fit.units.parameters, fit.posterior.unit
+        errors, densities = [], []
+        for truth in np.linspace(0.05, 0.95, 19):
+            counts = random.binomial(random.key(4), beta_binomial.NUM_TRIALS, truth, (400,))
+            p = random.beta(random.key(5), 5 + counts, 105 - counts)
+            theta = jax.vmap(lambda q: parameters.flatten({"theta": jnp.log(q) - jnp.log1p(-q)}))(p)
+
+            def at(t, c):
+                true = jax.grad(lambda u: beta_binomial.log_likelihood(parameters.constrain(u), c[None, None])[0])(t)
+                ours = unit.proposal.score_in_theta(t, fit.posterior.learned.raw(unit, unit.proposal.whiten(t), c[None, None])[0])
+                return jnp.sum((ours - true) ** 2), jnp.sum(true**2)
+
+            error, size = jax.vmap(at)(theta, counts.astype(float))
+            errors.append(float(error.mean() / size.mean()))
+            densities.append(float(truth**4 * (1 - truth) ** 4 * 630))
+        save("beta_binomial", seed=seed, theta=np.linspace(0.05, 0.95, 19).tolist(), error=errors, prior_density=densities, **cost)
+
+
+def save(task: str, **row) -> None:
+    """Append a row and show it."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("a") as file:
+        file.write(json.dumps({"task": task, **row}) + "\n")
+    print(task, row, flush=True)
+
+
+TASKS = {
+    "variants": run_variants,
+    "monotone": run_monotone,
+    "queue": run_queue,
+    "gnk": run_gnk,
+    "dirichlet": run_dirichlet,
+    "beta_binomial": run_beta_binomial,
+}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--simulations", type=int, default=None, help="units for monotone and variants")
+    parser.add_argument("--variants", nargs="*", default=["single"])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    options = parser.parse_args()
+    for task in options.tasks:
+        TASKS[task](options)
+
+
+if __name__ == "__main__":
+    main()
