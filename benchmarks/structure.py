@@ -1,9 +1,8 @@
 """What the structured score is worth, against exact scores and posteriors.
 
-python -m benchmarks.structure variants monotone queue gnk dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data] [--figures]
+python -m benchmarks.structure variants monotone queue gnk dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data]
 
-Rows go to benchmarks/results/structure.jsonl; ``--figures`` draws docs/structure.png from them and prints the tables.
-"""
+Rows go to benchmarks/results/structure.jsonl;"""
 
 import argparse
 import json
@@ -15,6 +14,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer import MCMC
 
 from numpyro_sls import SLS, CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, SLSLangevin, Training
@@ -193,8 +193,7 @@ def run_dirichlet(options) -> None:
 def _error_at(fit: SLSFit, parameters, unit, probs, n: int) -> float:
     """E |s - s*|^2 / E |s*|^2 of n rows from the truth at one theta, in eta."""
     truth = dirichlet.TRUTH["theta"]
-    z = {"theta": fit.units.traced.supports["theta"] and jnp.log(probs[:-1] / probs[-1])}
-    theta = _simplex_theta(parameters, probs, z)
+    theta = parameters.flatten({"theta": biject_to(constraints.simplex).inv(probs)})
     keys = random.split(random.key(3), 200)
     x = jax.vmap(lambda k: jax.nn.one_hot(random.categorical(k, jnp.log(truth), shape=(n,)), 3))(keys)
     exact = jax.grad(lambda t, q: jnp.sum(dirichlet.log_likelihood(parameters.constrain(t), q)))
@@ -208,12 +207,6 @@ def _error_at(fit: SLSFit, parameters, unit, probs, n: int) -> float:
     return float(error.mean() / size.mean())
 
 
-def _simplex_theta(parameters, probs, _):
-    from numpyro.distributions import biject_to, constraints
-
-    return parameters.flatten({"theta": biject_to(constraints.simplex).inv(probs)})
-
-
 def _chosen(fit: SLSFit) -> str:
     curves = {k: float(c.held_out[-1]) for k, c in fit.curves.items() if k.startswith("curvature")}
     return min(curves, key=lambda k: curves[k]) if curves else ""
@@ -225,22 +218,26 @@ def run_beta_binomial(options) -> None:
     x = beta_binomial.simulate_data(random.key(0))
     for seed in options.seeds:
         fit, cost = fitted(beta_binomial.model, random.key(seed), x, training=Training(num_simulations=200_000), **settings)
-        parameters, unit = fit.units.parameters, fit.posterior.unit
-        errors, densities = [], []
-        for truth in np.linspace(0.05, 0.95, 19):
-            counts = random.binomial(random.key(4), beta_binomial.NUM_TRIALS, truth, (400,))
-            p = random.beta(random.key(5), 5 + counts, 105 - counts)
-            theta = jax.vmap(lambda q: parameters.flatten({"theta": jnp.log(q) - jnp.log1p(-q)}))(p)
+        truths = np.linspace(0.05, 0.95, 19)
+        errors = [_binomial_error(fit, float(truth)) for truth in truths]
+        densities = (truths**4 * (1 - truths) ** 4 * 630).tolist()
+        save("beta_binomial", seed=seed, theta=truths.tolist(), error=errors, prior_density=densities, **cost)
 
-            def at(t, c):
-                true = jax.grad(lambda u: beta_binomial.log_likelihood(parameters.constrain(u), c[None, None])[0])(t)
-                ours = unit.proposal.score_in_theta(t, fit.posterior.learned.raw(unit, unit.proposal.whiten(t), c[None, None])[0])
-                return jnp.sum((ours - true) ** 2), jnp.sum(true**2)
 
-            error, size = jax.vmap(at)(theta, counts.astype(float))
-            errors.append(float(error.mean() / size.mean()))
-            densities.append(float(truth**4 * (1 - truth) ** 4 * 630))
-        save("beta_binomial", seed=seed, theta=np.linspace(0.05, 0.95, 19).tolist(), error=errors, prior_density=densities, **cost)
+def _binomial_error(fit: SLSFit, truth: float) -> float:
+    """E |s - s*|^2 / E |s*|^2 over counts at the truth and draws of their posteriors."""
+    parameters, unit = fit.units.parameters, fit.posterior.unit
+    counts = random.binomial(random.key(4), beta_binomial.NUM_TRIALS, truth, (400,))
+    p = random.beta(random.key(5), 5 + counts, 105 - counts)
+    theta = jax.vmap(lambda q: parameters.flatten({"theta": jnp.log(q) - jnp.log1p(-q)}))(p)
+
+    def at(t, c):
+        true = jax.grad(lambda u: beta_binomial.log_likelihood(parameters.constrain(u), c[None, None])[0])(t)
+        ours = unit.proposal.score_in_theta(t, fit.posterior.learned.raw(unit, unit.proposal.whiten(t), c[None, None])[0])
+        return jnp.sum((ours - true) ** 2), jnp.sum(true**2)
+
+    error, size = jax.vmap(at)(theta, counts.astype(float))
+    return float(error.mean() / size.mean())
 
 
 def save(task: str, **row) -> None:

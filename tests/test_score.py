@@ -222,7 +222,7 @@ def test_covariates_are_given_when_the_mean_is_removed():
 
 
 def test_focus_is_refused_out_of_range():
-    with pytest.raises(ValueError, match="flatten=2.0"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         Focus(flatten=2.0)
 
 

@@ -20,12 +20,22 @@ import numpyro.distributions as dist
 
 from numpyro_sls.boundary import Smoothing
 from numpyro_sls.model import Simulated
+from numpyro_sls.networks import MLPScore
+from numpyro_sls.training import Training
 
-__all__ = ["SETTINGS", "TRUTH", "departures", "exact_posterior", "log_likelihood", "model", "simulate_data"]
+__all__ = ["SETTINGS", "TRUTH", "WHOLE", "departures", "exact_posterior", "log_likelihood", "model", "simulate_data"]
 
 NUM_STEPS = 5
 TRUTH = {"theta1": 1.0, "theta2": 5.0, "theta3": 0.2}
 SETTINGS: dict[str, Any] = {"smoothing": Smoothing(0.01)}  # theta1 and theta2 move the support of x
+# The paper's n-model: whole data sets, and what is known of their support, theta1 <= min x, instead of noise.
+WHOLE: dict[str, Any] = {
+    "units": "additive",
+    "support": {"theta1": lambda x: (None, x.min())},
+    "debias": None,
+    "network": MLPScore(width=64, depth=2),
+    "training": Training(num_thetas=8),
+}
 
 
 def model(x: Float[Array, "n 5"]) -> None:
