@@ -392,7 +392,10 @@ class SLS:
     def _laid_out(self, proposal: Proposal, learner: Learner, prior) -> Proposal:
         if self.coordinates == "unconstrained":
             return proposal
-        return in_box(proposal, prior[1], *learner.simulator.units.parameters.box)
+        low, high = learner.simulator.units.parameters.box
+        # At the very end of an interval a step in theta is no step in the interval, and its information cannot be told from none.
+        centre = jnp.where(np.isfinite(low), jnp.clip(proposal.mean, -NEAREST_END, NEAREST_END), proposal.mean)
+        return in_box(proposal._replace(mean=centre), prior[1], low, high)
 
     def _kappa(self, learner: Learner) -> float:
         num_units = learner.simulator.units.num_units
@@ -418,6 +421,7 @@ class SLS:
 
 DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 4_000_000}
 MAX_RECENTRINGS = 2
+NEAREST_END = 2.3  # of an interval for the centre of a proposal, as a normal quantile: a hundredth of its length
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
 

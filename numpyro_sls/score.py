@@ -1,7 +1,8 @@
 """The posterior score: prior score plus the sum over units of the debiased learned score, and its potential."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -85,6 +86,9 @@ class LearnedScore:
     network: Network
     mean_network: MeanNetwork
 
+    def __getstate__(self) -> dict:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
+
     def mean(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """h(eta) = E[s | theta], in the coordinates eta, for each unit with its covariates."""
         if unit.mean_weights is None:
@@ -106,23 +110,29 @@ class LearnedScore:
 
     def total_features(self, unit: UnitScore, x: Float[Array, "n p"], marginals: Marginals, size: int = 50_000) -> Float[Array, " k"]:
         """Their sum over the data, in pieces."""
-        total = jax.jit(lambda u, x, m: self.features(u, x, m).sum(0))
-        return sum((total(unit, x[i : i + size], marginals) for i in range(size, len(x), size)), total(unit, x[:size], marginals))
+        parts = [self._total_features(unit, x[i : i + size], marginals) for i in range(0, len(x), size)]
+        return sum(parts[1:], parts[0])
 
     def summarize(self, unit: UnitScore, x: Float[Array, "n p"], size: int = 50_000) -> tuple[Array, Array]:
         """What all later work needs of the data: the sums of c(x_i) and of those of the mean, in pieces, or the units themselves."""
-        network, mean_network, dim = self.network, self.mean_network, unit.proposal.dim
-
-        def total(u, x):
-            z = u.standardizer(x)
-            summary = network.summary(u.weights, z, dim).sum(0) if network.has_potential else jnp.zeros(0)
-            mean = jnp.zeros(0) if u.mean_weights is None else mean_network.summary(u.mean_weights, z)
-            return summary, mean
-
-        compiled = jax.jit(total)
-        parts = [compiled(unit, x[i : i + size]) for i in range(0, len(x), size)]
+        parts = [self._total_summaries(unit, x[i : i + size]) for i in range(0, len(x), size)]
         summary, mean = jax.tree.map(lambda *a: sum(a[1:], a[0]), *parts)
-        return (summary if network.has_potential else unit.standardizer(x)), mean
+        return (summary if self.network.has_potential else unit.standardizer(x)), mean
+
+    @cached_property
+    def _total_features(self):
+        return jax.jit(lambda unit, x, marginals: self.features(unit, x, marginals).sum(0))
+
+    @cached_property
+    def _total_summaries(self):
+        network, mean_network = self.network, self.mean_network
+
+        def total(unit, x):
+            z = unit.standardizer(x)
+            summary = network.summary(unit.weights, z, unit.proposal.dim).sum(0) if network.has_potential else jnp.zeros(0)
+            return summary, jnp.zeros(0) if unit.mean_weights is None else mean_network.summary(unit.mean_weights, z)
+
+        return jax.jit(total)
 
     def data_log_likelihood(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
         """sum_i c(x_i) . phi(theta) - n A(theta), up to a constant."""
