@@ -17,9 +17,9 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sls import SLS, FromRestarts, Localization, SLSLangevin, WorthUnits
-from numpyro_sls.fit import _prior_moments, _smoothed
 from numpyro_sls.localization import Localized, localize
 from numpyro_sls.models import epidemic, gnk, monotone, mrna, queue
+from numpyro_sls.preparation import prior_moments, smoothed
 from tests.cases import CASES, compare, exact_samples
 
 RESULTS = Path("benchmarks/results/localization.jsonl")
@@ -31,8 +31,8 @@ def restarts(model, x, settings: Localization | None = None, **kwargs) -> tuple[
     sls = SLS(model, **kwargs)
     units, smoothing = sls.units_of((x,), {})
     start = time.perf_counter()
-    observed = _smoothed(units.observed(), smoothing, units)[: units.num_units]
-    found, _ = localize(random.key(1), units, observed, _prior_moments(random.key(0), units), settings or Localization())
+    observed = smoothed(units.observed(), smoothing, units)[: units.num_units]
+    found, _ = localize(random.key(1), units, observed, prior_moments(random.key(0), units), settings or Localization())
     seconds = time.perf_counter() - start
     print(found)
     constrain = units.parameters.constrain

@@ -132,6 +132,7 @@ class Conditioner:
         for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None), blank), (unit, blank), (unit, data))):
             found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))
         raw, region, final = (n * np.asarray(f.offset) for f in found)
+        final = final - n * np.asarray(local.offset)  # which the measurement leaves out
         se = np.stack([n * np.asarray(f.offset_se) for f in found])
         return MeanZero(labels, raw, region, final, se, sum(f.num_simulated for f in found))
 

@@ -2,10 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-import hashlib
-from itertools import pairwise
-import time
-from typing import Any
 
 import jax
 from jax import Array
@@ -36,6 +32,7 @@ from numpyro_sls.notices import (
     warn_of_supports,
 )
 from numpyro_sls.objectives import TARGETS, CurvaturePenalty
+from numpyro_sls.preparation import Clock, fingerprint, first_proposal, key_of, moving_supports, prior_moments, smoothed
 from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, worth_units
 from numpyro_sls.readout import Readout
 from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore
@@ -136,9 +133,10 @@ class SLSFit:
             )
         if self.sls.units == "additive" and x.shape[0] != self.units.num_units:
             raise ValueError(f"units='additive' was trained on data sets of {self.units.num_units} units; these data have {x.shape[0]}.")
-        key, debias = _key_of(x), self.sls.debias
-        smoothed = _smoothed(x, self.smoothing, self.units)
-        found = self.conditioner(key, self.posterior.unit, smoothed, x.shape[0], debias, debias.max_simulations if debias else 0)
+        key, debias = key_of(x), self.sls.debias
+        found = self.conditioner(
+            key, self.posterior.unit, smoothed(x, self.smoothing, self.units), x.shape[0], debias, debias.max_simulations if debias else 0
+        )
         warn_of_region(found.mode, found.data, {})
         return found.data
 
@@ -235,7 +233,7 @@ class SLS:
             units = replace(units, density="none")
         smoothing = self.smoothing
         if smoothing is None and not self.support:
-            moving = _moving_supports(units)
+            moving = moving_supports(units)
             smoothing = Smoothing() if moving else None
             warn_of_supports(moving, Smoothing().scale)
         if not isinstance(smoothing, Smoothing):
@@ -244,9 +242,9 @@ class SLS:
 
     def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
         """Fit the score for these data; everything random follows from the key."""
-        show, clock = progress(progress_bar), _Clock()
+        show, clock = progress(progress_bar), Clock()
         units, smoothing = self.units_of(model_args, model_kwargs)
-        simulator, observed, num_units = Simulator(units), _smoothed(units.observed(), smoothing, units), units.num_units
+        simulator, observed, num_units = Simulator(units), smoothed(units.observed(), smoothing, units), units.num_units
         if units.traced.tractable:
             warn(
                 "The model has no nuisance and no Simulated site: its likelihood is tractable, and NUTS(model) would do without simulations."
@@ -258,10 +256,10 @@ class SLS:
         budget = _split_budget(self.training, self.debias, self.curvature)
         keys = iter(jax.random.split(rng_key, 8))
 
-        prior = _prior_moments(next(keys), units)
+        prior = prior_moments(next(keys), units)
         localized, resemblance = self._localize(next(keys), simulator, observed[:num_units], prior, show)
         clock.mark("localization")
-        first = _first_proposal(prior, localized)
+        first = first_proposal(prior, localized)
         joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
         warn_of_joint(joint, units.parameters.labels, self.target)
 
@@ -362,7 +360,7 @@ class SLS:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
         learner = conditioner.learner
         if localized is None or resemblance is None:
-            return self._laid_out(_first_proposal(prior, None, learner.joint_valid), learner, prior), {}
+            return self._laid_out(first_proposal(prior, None, learner.joint_valid), learner, prior), {}
         if isinstance(self.proposal, FromRestarts):
             return self._laid_out(
                 from_restarts(localized.centre, localized.covariance, self.proposal, learner.joint_valid), learner, prior
@@ -423,72 +421,6 @@ DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing":
 MAX_RECENTRINGS = 2
 NEAREST_END = 2.3  # of an interval for the centre of a proposal, as a normal quantile: a hundredth of its length
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
-
-
-class _Clock:
-    """Seconds by stage."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def mark(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
-
-
-def fingerprint(tree: Any) -> str:
-    """A hash of arrays and settings, to know data again without tracing the model."""
-    leaves, structure = jax.tree.flatten(tree)
-    seen = hashlib.blake2b(str(structure).encode(), digest_size=16)
-    for leaf in leaves:
-        is_array = isinstance(leaf, (np.ndarray, jax.Array))
-        seen.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes() if is_array else repr(leaf).encode())
-    return seen.hexdigest()
-
-
-def _key_of(x: Float[Array, "n p"]) -> Array:
-    return jax.random.key(int(fingerprint(x)[:8], 16))
-
-
-def _smoothed(x: Float[Array, "n p"], smoothing: Smoothing | None, units: Units) -> Float[Array, "r p"]:
-    """The data as the score sees them; the noise follows from the data, so that a fit knows them again."""
-    if smoothing is None or units.noise_sd is None:
-        return x
-    return smoothing.apply(_key_of(x), x, units.noise_sd)
-
-
-def _moving_supports(units: Units) -> list[str]:
-    """Sites inside the plate whose support moves with a parameter, where the data have no density that would smooth that."""
-    if units.traced.num_simulated == 0 and not _any_moves(units, units.traced.observations):
-        return []
-    return _any_moves(units, (*units.traced.nuisances, *units.traced.observations))
-
-
-def _any_moves(units: Units, sites: Sequence[str]) -> list[str]:
-    keys = jax.random.split(jax.random.key(0), 5)
-    thetas = [units.parameters.sample_prior(k) for k in keys]
-    moved = [units.supports_moved(keys[0], a, b) for a, b in pairwise(thetas)]
-    return [k for k in sites if any(bool(m.get(k, False)) for m in moved)]
-
-
-def _prior_moments(rng_key: Array, units: Units) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    """Median and covariance of the prior in unconstrained space, the draws pulled in to five robust sds."""
-    draws = np.asarray(jax.jit(jax.vmap(units.parameters.sample_prior))(jax.random.split(rng_key, 4000)))
-    low, centre, high = np.nanquantile(draws, [0.25, 0.5, 0.75], axis=0)
-    sd = np.maximum((high - low) / 1.35, 1e-6)
-    pulled = np.clip(np.nan_to_num(draws, nan=0.0), centre - 5 * sd, centre + 5 * sd)
-    covariance = np.atleast_2d(np.cov(pulled.T))
-    return jnp.asarray(centre), jnp.asarray(covariance + 1e-9 * np.diag(sd**2))
-
-
-def _first_proposal(prior: tuple, localized: Localized | None, joint_valid: np.ndarray | None = None) -> Proposal:
-    """Wide enough for a first look: the prior, and one unit where localization says what that leaves open."""
-    valid = np.ones(len(prior[0]), bool) if joint_valid is None else joint_valid
-    if localized is None:
-        return worth_units(prior[0], prior[1], jnp.zeros_like(prior[1]), 1.0, valid)
-    return worth_units(localized.centre, prior[1], localized.information, 1.0, valid)
 
 
 def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[Array, " d"]) -> float:

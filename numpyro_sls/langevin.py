@@ -12,7 +12,8 @@ from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_sls.fit import SLS, SLSFit, fingerprint
+from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.preparation import fingerprint
 from numpyro_sls.score import DataTerms, PosteriorScore
 
 __all__ = ["SLSLangevin", "SLSLangevinState"]

@@ -9,9 +9,9 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sls import SLS, Localization, Simulated
-from numpyro_sls.fit import _prior_moments
 from numpyro_sls.localization import Localized, localize
 from numpyro_sls.models import monotone
+from numpyro_sls.preparation import prior_moments
 
 SMALL = dict(num_starts=8, population=128, num_steps=(12, 10))
 
@@ -20,12 +20,12 @@ def _localize(model, *args, settings=None, **kwargs) -> tuple[Localized, dict]:
     """Localize and give the kept restarts in the parameters' own space."""
     units = SLS(model, **kwargs).units_of(args, {})[0]
     found, resemblance = localize(
-        random.key(1), units, units.observed(), _prior_moments(random.key(0), units), settings or Localization(**SMALL)
+        random.key(1), units, units.observed(), prior_moments(random.key(0), units), settings or Localization(**SMALL)
     )
     centre = jnp.asarray(found.centre)
     np.testing.assert_allclose(resemblance.ratio(centre), 1.0, rtol=1e-5)
     # five prior sds away, simulations look like other data
-    assert resemblance.ratio(centre + 5 * jnp.sqrt(jnp.diag(_prior_moments(random.key(0), units)[1]))) > 1.5
+    assert resemblance.ratio(centre + 5 * jnp.sqrt(jnp.diag(prior_moments(random.key(0), units)[1]))) > 1.5
     return found, {k: np.asarray(v) for k, v in jax.vmap(units.parameters.constrain)(jnp.asarray(found.thetas)).items()}
 
 

@@ -37,6 +37,7 @@ ORDER = [
     "errors",
     "learning",
     "conditioning",
+    "preparation",
     "notices",
     "fit",
     "langevin",

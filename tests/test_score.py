@@ -13,9 +13,9 @@ import pytest
 
 from numpyro_sls import SLS, CurvaturePenalty, Debias, Focus, MLPScore, Simulated, SLSLangevin, Smoothing, Training, transitions
 from numpyro_sls.boundary import make_boundary
-from numpyro_sls.fit import _moving_supports
 from numpyro_sls.model import trace_model
 from numpyro_sls.models import beta_binomial, dirichlet
+from numpyro_sls.preparation import moving_supports
 from numpyro_sls.proposal import in_box, truncated_normal, worth_units
 from numpyro_sls.units import make_units
 from tests.cases import CASES
@@ -110,9 +110,9 @@ def uniform(x):
 
 def test_a_moving_support_is_named_and_smoothed():
     units = make_units(trace_model(uniform, (jnp.ones(5),)))
-    assert _moving_supports(units) == ["u"]
-    assert _moving_supports(make_units(trace_model(CASES["location_scale"].model, (jnp.ones(5),)))) == []
-    assert _moving_supports(make_units(trace_model(CASES["normal_exponential"].model, (jnp.ones(5),)))) == []
+    assert moving_supports(units) == ["u"]
+    assert moving_supports(make_units(trace_model(CASES["location_scale"].model, (jnp.ones(5),)))) == []
+    assert moving_supports(make_units(trace_model(CASES["normal_exponential"].model, (jnp.ones(5),)))) == []
     with pytest.warns(UserWarning, match="support of 'u' moves with a parameter"):
         units, smoothing = SLS(uniform).units_of((jnp.arange(5.0),), {})
     assert smoothing == Smoothing()
@@ -203,6 +203,13 @@ def test_debiasing_over_the_region(location_data, method):
     assert found.demand[1] < max(found.demand[0], 0.05), str(found)
     assert found.se.max() < 0.1
     np.testing.assert_allclose(found.region, found.final, atol=5 * 1.5 * found.se.max())
+
+
+def test_nothing_is_left_of_the_mean_near_the_posterior(location_fit):
+    found = location_fit.mean_zero(random.key(1), 600_000)
+    # its own standard error, and that of the offset that was subtracted
+    assert np.all(np.abs(found.final) < 5 * np.hypot(found.se[2], 0.03)), str(found)
+    assert "n |h|^2" in str(found)
 
 
 def test_errors_by_stage(location_fit):
