@@ -19,7 +19,7 @@ from numpyro_sls.joint import JointValidity, joint_validity
 from numpyro_sls.learning import Learner
 from numpyro_sls.localization import Localization, Localized, Resemblance, localize
 from numpyro_sls.model import trace_model
-from numpyro_sls.networks import Network, SeparablePotential
+from numpyro_sls.networks import Ensemble, Network, SeparablePotential
 from numpyro_sls.notices import (
     MAX_OUTSIDE,
     MAX_RATIO,
@@ -214,12 +214,7 @@ class SLS:
                 "support= states that the support of the data moves with a parameter: the score then does not have mean zero, and cannot be debiased. "
                 "Add debias=None, with units='additive' or 'whole' so that nothing needs to be; or use smoothing=Smoothing() instead of support=."
             )
-        if (
-            self.debias is not None
-            and self.debias.method == "projected"
-            and not isinstance(self.network, (SeparablePotential,))
-            and hasattr(self.network, "num_members")
-        ):
+        if self.debias is not None and self.debias.method == "projected" and isinstance(self.network, Ensemble):
             raise ValueError("Debias(method='projected') trains one network; it cannot be used with an Ensemble.")
 
     def trace(self, model_args: tuple, model_kwargs: dict):

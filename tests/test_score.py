@@ -223,7 +223,7 @@ def test_errors_by_stage(location_fit):
     assert "one unit" in str(errors)
 
 
-def test_covariates_are_given_when_the_mean_is_removed():
+def test_the_state_before_is_a_covariate():
     units = make_units(trace_model(ar1, (ar1_data(random.key(0), 20),)))
     assert units.covariates.shape == (19, 1)
 
