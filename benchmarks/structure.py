@@ -2,7 +2,7 @@
 
 python -m benchmarks.structure variants monotone queue gnk dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data]
 
-Rows go to benchmarks/results/structure.jsonl;"""
+Rows go to benchmarks/results/structure.jsonl; --picture draws the variants from there into docs/variants.png and prints their table."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ import warnings
 import jax
 from jax import random
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import MCMC
@@ -248,6 +249,31 @@ def save(task: str, **row) -> None:
     print(task, row, flush=True)
 
 
+LOSSES = {"loss-1": "one row", "loss-n": "1000 rows", "loss-n-posterior": "the data, over the posterior"}
+
+
+def picture() -> None:
+    """The losses of the variants, averaged over seeds: a table on the screen and a figure in docs/."""
+    with RESULTS.open() as file:
+        rows = [row for row in map(json.loads, file) if row["task"] == "variants"]
+    latest = {(row["variant"], row["seed"]): row for row in rows}
+    names = [name for name in variants(1) if any(name == key[0] for key in latest)]
+    mean = {(name, k): np.mean([row[k] for key, row in latest.items() if key[0] == name]) for name in names for k in LOSSES}
+    print("| model | " + " | ".join(LOSSES.values()) + " | units simulated |\n|---|" + "---|" * (len(LOSSES) + 1))
+    for name in names:
+        units = np.mean([row["units"] for key, row in latest.items() if key[0] == name])
+        print(f"| {name} | " + " | ".join(f"{mean[name, k]:.3g}" for k in LOSSES) + f" | {units:.2g} |")
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.2), sharey=True, layout="constrained")
+    for panel, (key, title) in zip(panels, LOSSES.items(), strict=True):
+        values = [mean[name, key] for name in names]
+        panel.barh(names, values, color=["C0" if name.startswith(("1", "n")) else "C1" for name in names])
+        panel.set(xscale="log", title=title, xlabel="error / size of the true score")
+        panel.bar_label(panel.containers[0], [f"{v:.2g}" for v in values], padding=2, fontsize=8)
+        panel.set_xlim(min(values) / 2, max(values) * 5)
+    panels[0].invert_yaxis()
+    figure.savefig("docs/variants.png", dpi=110)
+
+
 TASKS = {
     "variants": run_variants,
     "monotone": run_monotone,
@@ -265,8 +291,11 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--simulations", type=int, default=None, help="units for monotone and variants")
     parser.add_argument("--variants", nargs="*", default=["single"])
+    parser.add_argument("--picture", action="store_true", help="draw the variants from the results, run nothing")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     options = parser.parse_args()
+    if options.picture:
+        return picture()
     for task in options.tasks:
         TASKS[task](options)
 

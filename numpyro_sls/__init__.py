@@ -2,6 +2,7 @@
 
 from numpyro_sls import models
 from numpyro_sls.boundary import Smoothing
+from numpyro_sls.checkpoint import load_fit, save_fit
 from numpyro_sls.debias import Debias
 from numpyro_sls.fit import SLS, SLSFit
 from numpyro_sls.focus import Focus
@@ -35,6 +36,8 @@ __all__ = [
     "Training",
     "WorthUnits",
     "indicator",
+    "load_fit",
     "models",
+    "save_fit",
     "transitions",
 ]

@@ -1,8 +1,9 @@
 """What one data set makes of a learned score: its sums, the mode of its posterior, and what is mended around that mode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -12,10 +13,10 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
-from numpyro_sls.learning import Learner
-from numpyro_sls.marginals import MAX_COLUMNS, NUM_BINS, MarginalUnits, make_marginal_sums, no_marginals, solve_marginals
+from numpyro_sls.learning import FOCUS_THETAS, Learner
+from numpyro_sls.marginals import MAX_COLUMNS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
-from numpyro_sls.score import DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
+from numpyro_sls.score import REACH, DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
 
 __all__ = ["Conditioned", "Conditioner"]
 
@@ -43,8 +44,10 @@ MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place wher
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
+MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
+RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
-COUNT_UNITS = 2_000_000  # simulated at most for the marginal scores
+COUNT_UNITS, EDGE_UNITS = 2_000_000, 65_536  # simulated at most for the marginal scores, and for the ends of their bins
 READOUT_NOISE = 5e-4  # share of the score's variance, at which the readout is sure enough
 MIN_READOUT_UNITS = 400_000
 
@@ -91,19 +94,25 @@ class Conditioner:
         keys = jax.random.split(rng_key, 8)
         data = self.terms(unit, x, num_units)
         if settings is None or not settings.near:
-            mode = self.mode(unit, data)
+            mode = self.mode(unit, data, jnp.inf)
             return Conditioned(_around(data, mode), mode, None, None)
         # First over the middle of the region: the mode of a score that is off by a constant can be anywhere.
         found = self._measure(keys[0], unit, data, 0.0, min(max_simulations // 5, CENTRE_UNITS))
         data = data._replace(local=data.local._replace(offset=found.offset, slope=found.slope))
-        left, mode, moved, readout = max_simulations - found.num_simulated, self.mode(unit, data), True, None
-        focus = self._focus(unit, x)
+        left, mode, moved, readout = max_simulations - found.num_simulated, self.mode(unit, data, jnp.inf), True, None
+        if mode.gap > MAX_GAP:
+            # Without a mode there is no place around which to mend anything; what was measured over the middle may be wrong elsewhere.
+            data = self.terms(unit, x, num_units)
+            mode = self.mode(unit, data, jnp.inf)
+            return Conditioned(_around(data, mode), mode, None, None)
         for i in range(3):
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
-                key_count, key_read = jax.random.split(keys[2 * i + 1])
-                data, counted = self._count(key_count, unit, data, x, left // 8)
-                readout, spent = self._read(key_read, unit, data, focus, left // 4)
+                key_count, key_focus, key_read = jax.random.split(keys[2 * i + 1], 3)
+                focus = self._focus(key_focus, data, x)
+                data, counted = self._count(key_count, unit, data, x, focus, left // 8)
+                spread = focus is not None and bool(focus.spread > 0)
+                readout, spent = self._read(key_read, unit, data, focus, left // (2 if spread else 4))
                 spent += counted
                 data, left = data._replace(local=data.local._replace(readout=readout.readout)), left - spent
             # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
@@ -112,8 +121,8 @@ class Conditioner:
             # A slope that is mostly noise can cancel the information itself and send the mode away.
             data = data._replace(local=data.local._replace(offset=found.offset, slope=found.slope * (error <= MAX_SLOPE_SE)))
             left -= found.num_simulated
-            mode = self.mode(unit, data)
-            moved = bool(jnp.linalg.norm(data.inverse @ (mode.theta - data.mode)) > MAX_MOVE)
+            mode = self.mode(unit, data, _trust(data))
+            moved = bool(_distance(data, mode) > MAX_MOVE * np.sqrt(unit.proposal.dim))
             if left < self.learner.training.batch_size * 10 or (not moved and error <= settings.tolerance):
                 break
         return Conditioned(data, mode, found, readout)
@@ -122,28 +131,27 @@ class Conditioner:
     def mode(self):
         """Mode of the posterior that a unit score and a data set's terms give."""
         log_prior = self.learner.simulator.units.parameters.log_prior
-        return jax.jit(lambda unit, data: find_mode(PosteriorScore(self.learner.learned, unit, log_prior), data))
+        return jax.jit(lambda unit, data, trust: find_mode(PosteriorScore(self.learner.learned, unit, log_prior), data, trust))
 
     def mean_zero(self, rng_key: Array, unit: UnitScore, data: DataTerms, labels: tuple[str, ...], num_simulations: int) -> MeanZero:
         """The mean of the score near the posterior at three stages, on fresh simulations."""
         local = data.local
-        blank = data._replace(local=no_local(local.centre, local.factor, local.marginals, local.readout.shape[0]))
+        nothing = [jnp.zeros_like(a) for a in (local.readout, local.offset, local.slope)]
+        blank = data._replace(local=local._replace(readout=nothing[0], offset=nothing[1], slope=nothing[2]))
         n, found = float(data.num_units), []
-        for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None), blank), (unit, blank), (unit, data))):
+        for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None, moments=None), blank), (unit, blank), (unit, data))):
             found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))
         raw, region, final = (n * np.asarray(f.offset) for f in found)
         final = final - n * np.asarray(local.offset)  # which the measurement leaves out
         se = np.stack([n * np.asarray(f.offset_se) for f in found])
         return MeanZero(labels, raw, region, final, se, sum(f.num_simulated for f in found))
 
-    def _focus(self, unit: UnitScore, x: Float[Array, "n p"]) -> FocusTerms | None:
+    def _focus(self, rng_key: Array, data: DataTerms, x: Float[Array, "n p"]) -> FocusTerms | None:
+        """Weights in x for the units of the readout."""
         learner = replace(self.learner, observed=x) if x is not self.learner.observed else self.learner
-        key_theta, key_units = jax.random.split(jax.random.key(0))
-        pilot = self.learner._simulate(
-            key_units, unit.proposal.sample(key_theta, self.learner.training.num_thetas), self.learner.training.num_per_theta
-        )
-        self.learner.simulator.count("debiasing near the posterior", pilot.ok.size, int((~pilot.ok).sum()))
-        return learner.focus_terms(key_theta, unit.proposal, pilot, "debiasing near the posterior")
+        key_step, key_units = jax.random.split(rng_key)
+        step = _readout_width(data) * jax.random.normal(key_step, (FOCUS_THETAS, data.mode.shape[0]))
+        return learner.focus_terms(key_units, data.mode + step @ data.factor.T, data.mode, "readout near the posterior")
 
     def _measure(
         self,
@@ -172,48 +180,58 @@ class Conditioner:
         self, rng_key: Array, unit: UnitScore, data: DataTerms, focus: FocusTerms | None, max_simulations: int
     ) -> tuple[Readout, int]:
         """The best readout around the mode, from pairs of simulations until its noise is small."""
-        width = jnp.maximum(1.0, READOUT_WIDTH * jnp.sqrt(data.num_units))
-        context = LocalContext(unit, jnp.zeros(unit.proposal.dim), focus, data)
-        size, num_units = LARGE[0] * LARGE[1], int(data.num_units)
-        most, least = (max(1, n // size) for n in (min(max_simulations, READOUT_UNITS), MIN_READOUT_UNITS))
+        size, num_units, zero = LARGE[0] * LARGE[1], int(data.num_units), jnp.zeros(unit.proposal.dim)
+        contexts = [(_readout_width(data), LocalContext(unit, zero, focus, data))]
+        rare = data.local.marginals.rare
+        if focus is not None and rare is not None:
+            # Units that the model hardly makes come from thetas far away, if there are such: their score here needs thetas from here.
+            widths, parts = (contexts[0][0], RARE_WIDTH * jnp.ones(())), focus.split(int(rare))
+            contexts = [(width, LocalContext(unit, zero, part, data)) for width, part in zip(widths, parts, strict=True)]
+        most, least = (max(1, n // size) for n in (min(max_simulations, READOUT_UNITS * len(contexts) ** 2), MIN_READOUT_UNITS))
         valid = np.sort(self.learner.joint_valid)
+        most, least = max(1, most // len(contexts)), max(1, least // len(contexts))
         sums, failed, found = None, 0, None
         for i in range(most):
-            new, bad = self._readout_sums(jax.random.fold_in(rng_key, i), width, context)
-            new = jax.tree.map(lambda a: np.asarray(a, float), new)
-            sums, failed = (new if sums is None else jax.tree.map(np.add, sums, new)), failed + int(bad)
+            pairs = [self._readout_sums(jax.random.fold_in(rng_key, i), width, context) for width, context in contexts]
+            sums, bad = _added(sums, pairs)
+            failed += bad
             if i == most - 1 or (i + 1 >= least and (i + 1) % 8 == 0):
                 found = solve_readout(sums, valid, num_units)
                 if found.noise.max() <= READOUT_NOISE:
                     break
         assert found is not None
-        self.learner.simulator.count("readout near the posterior", (i + 1) * size, failed)
-        return found, (i + 1) * size
+        spent = (i + 1) * size * len(contexts)
+        self.learner.simulator.count("readout near the posterior", spent, failed)
+        return found, spent
 
     def _count(
-        self, rng_key: Array, unit: UnitScore, data: DataTerms, x: Float[Array, "n p"], max_simulations: int
+        self, rng_key: Array, unit: UnitScore, data: DataTerms, x: Float[Array, "n p"], focus: FocusTerms | None, max_simulations: int
     ) -> tuple[DataTerms, int]:
-        """Marginal scores around the mode, from counts in bins with as many units in each."""
+        """Marginal scores around the mode, from counts in bins."""
         if self._num_columns == 0:
             return data, 0
         key_edges, key_sums = jax.random.split(rng_key)
-        width = jnp.maximum(1.0, READOUT_WIDTH * jnp.sqrt(data.num_units))
-        context, size = LocalContext(unit, jnp.zeros(unit.proposal.dim), None, data), LARGE[0] * LARGE[1]
+        widths = [_readout_width(data)] if focus is None or focus.spread == 0 else [_readout_width(data), jnp.ones(())]
+        context, size = LocalContext(unit, jnp.zeros(unit.proposal.dim), focus, data), LARGE[0] * LARGE[1]
         theta = data.mode + jax.random.normal(key_edges, (LARGE[0], unit.proposal.dim)) @ data.factor.T
-        first = self.learner._simulate(key_edges, theta, LARGE[1])
-        quantiles = np.arange(1, NUM_BINS) / NUM_BINS
-        edges = jnp.asarray(np.quantile(np.asarray(first.x[first.ok])[:, : self._num_columns], quantiles, axis=0).T, first.x.dtype)
+        first = self.learner._simulate(key_edges, theta, EDGE_UNITS // LARGE[0], jnp.zeros(()) if focus is None else focus.spread)
+        blank = no_marginals(self._num_columns, unit.proposal.dim)
+        blank = make_edges(first.x[first.ok][:, : self._num_columns], first.weight[first.ok], blank)
         sums, failed = None, int((~first.ok).sum())
         num = max(1, min(max_simulations, COUNT_UNITS) // size)
         for i in range(num):
-            new, bad = self._marginal_sums(jax.random.fold_in(key_sums, i), width, context, edges)
-            new = jax.tree.map(lambda a: np.asarray(a, float), new)
-            sums, failed = (new if sums is None else jax.tree.map(np.add, sums, new)), failed + int(bad)
+            pairs = [self._marginal_sums(jax.random.fold_in(key_sums, i), width, context, blank.edges) for width in widths]
+            sums, bad = _added(sums, pairs)
+            failed += bad
         assert sums is not None
-        self.learner.simulator.count("readout near the posterior", (num + 1) * size, failed)
-        marginals = solve_marginals(edges, sums, np.sort(self.learner.joint_valid))
+        spent = EDGE_UNITS + num * size * len(widths)
+        self.learner.simulator.count("readout near the posterior", spent, failed)
+        marginals = solve_marginals(blank, sums, np.sort(self.learner.joint_valid))
+        if len(widths) > 1:
+            marginals = marginals._replace(rare=jnp.asarray(max(0.0, np.floor(np.log2(data.num_units)) - 2)))
         features = self.learner.learned.total_features(unit, x, marginals) * data.num_units / x.shape[0]
-        return data._replace(local=data.local._replace(marginals=marginals), features=features), (num + 1) * size
+        local = data.local._replace(marginals=marginals, readout=jnp.zeros((features.shape[0], unit.proposal.dim)))
+        return data._replace(local=local, features=features), spent
 
     @property
     def _num_columns(self) -> int:
@@ -228,13 +246,13 @@ class Conditioner:
     def _marginal_units(self, keys: Array, step: Float[Array, "k d"], context: LocalContext) -> MarginalUnits:
         unit, local = context.unit, context.data.local
         theta = context.data.mode + step @ context.data.factor.T
-        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1])
+        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1], None if context.focus is None else context.focus.spread)
 
         def at(theta, t):
             return local.inverse @ (unit.proposal.whiten(theta) - local.centre), unit.proposal.score_in_eta(theta, t) @ local.factor
 
         delta, joint_score = jax.vmap(at)(theta, batch.joint_score)
-        return MarginalUnits(delta, batch.x, joint_score, batch.ok)
+        return MarginalUnits(delta, batch.x, joint_score, batch.weight)
 
     @cached_property
     def _large_sums(self):
@@ -269,8 +287,8 @@ class Conditioner:
     def _readout_units(self, keys: Array, step: Float[Array, "k d"], context: LocalContext) -> tuple[ReadoutUnits, Array]:
         unit, local = context.unit, context.data.local
         theta = context.data.mode + step @ context.data.factor.T
-        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1])
-        weight = batch.ok.astype(batch.x.dtype) if context.focus is None else batch.ok * context.focus.weight(batch.x)
+        batch = self.learner.simulator.batch_of(keys, theta, LARGE[1], None if context.focus is None else context.focus.spread)
+        weight = batch.weight if context.focus is None else batch.weight * context.focus.weight(batch.x)
 
         def at(theta, x, t):
             eta = unit.proposal.whiten(theta)
@@ -280,6 +298,25 @@ class Conditioner:
 
         delta, features, score, joint_score = jax.vmap(at)(theta, batch.x, batch.joint_score)
         return ReadoutUnits(delta, features, score, joint_score, weight), (~batch.ok).sum()
+
+
+def _added(sums: list | None, pairs: Sequence[tuple[Any, Array]]) -> tuple[list, int]:
+    """Sums with those of one more batch, in double precision, and how many of its simulations failed."""
+    new = [jax.tree.map(lambda a: np.asarray(a, float), p[0]) for p in pairs]
+    return (new if sums is None else jax.tree.map(np.add, sums, new)), sum(int(p[1]) for p in pairs)
+
+
+def _trust(data: DataTerms) -> float:
+    """How far from where it was measured the local score holds, in posterior sds."""
+    return REACH + float(np.sqrt(data.mode.shape[0]))
+
+
+def _distance(data: DataTerms, mode: Mode) -> float:
+    return float(jnp.linalg.norm(data.inverse @ (mode.theta - data.mode)))
+
+
+def _readout_width(data: DataTerms) -> Float[Array, ""]:
+    return jnp.maximum(1.0, READOUT_WIDTH * jnp.sqrt(data.num_units))
 
 
 def _around(data: DataTerms, mode: Mode) -> DataTerms:

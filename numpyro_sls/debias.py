@@ -66,6 +66,7 @@ class MeanNetwork:
     has_potential: bool
     dim: int
     width: int
+    num_inputs: int = 0  # numbers of a unit, of which the last are covariates
     num_covariates: int = 0
 
     @property
@@ -82,16 +83,16 @@ class MeanNetwork:
 
     def init(self, rng_key: Array) -> Any:
         key_mlp, key_given = jax.random.split(rng_key)
-        if not self.num_covariates:
-            return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim))}
         if not self.has_potential:
             return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim + NUM_VIEWS * self.num_covariates))}
-        given = self._given().init(key_given, jnp.zeros(NUM_VIEWS * self.num_covariates))
-        return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim)), "given": given}
+        weights: dict[str, Any] = {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim))}
+        if self.num_covariates:
+            weights["given"] = self._given().init(key_given, jnp.zeros(NUM_VIEWS * self.num_covariates))
+        return {**weights, "share": jnp.ones(())}
 
     def covariates(self, z: Float[Array, "m q"]) -> Float[Array, "m r"]:
         """The columns of the standardized units that are covariates, in every view."""
-        views = z.reshape(z.shape[0], NUM_VIEWS, -1)
+        views = z[:, : NUM_VIEWS * self.num_inputs].reshape(z.shape[0], NUM_VIEWS, -1)
         return views[:, :, views.shape[2] - self.num_covariates :].reshape(z.shape[0], -1)
 
     def _features(self, weights: Any, z: Float[Array, "m q"]) -> Float[Array, "m f"]:
@@ -106,13 +107,14 @@ class MeanNetwork:
 
     def log_partition(self, weights: Any, eta: Float[Array, " d"], summary: Float[Array, " f"]) -> Float[Array, ""]:
         """n A(theta), or sum_i a(c_i) . A(theta)."""
-        return summary @ jnp.asarray(self._mlp().apply(weights["mlp"], eta))
+        return weights["share"] * summary @ jnp.asarray(self._mlp().apply(weights["mlp"], eta))
 
     def mean(self, weights: Any, eta: Float[Array, " d"], z: Float[Array, "m q"]) -> Float[Array, "m d"]:
         """h at one theta for each unit."""
         mlp = self._mlp()
         if self.has_potential:
-            return self._features(weights, z) @ jax.jacfwd(lambda e: jnp.asarray(mlp.apply(weights["mlp"], e)))(eta)
+            slopes = jax.jacfwd(lambda e: jnp.asarray(mlp.apply(weights["mlp"], e)))(eta)
+            return jax.lax.stop_gradient(weights["share"]) * self._features(weights, z) @ slopes
         if not self.num_covariates:
             return jnp.broadcast_to(jnp.asarray(mlp.apply(weights["mlp"], eta)), (z.shape[0], self.dim))
         given = self.covariates(z)

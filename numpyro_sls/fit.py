@@ -1,7 +1,7 @@
 """``SLS(model).run(rng_key, x) -> SLSFit``: trace, localize, learn the score of one unit, debias it, sum it over the data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 from jax import Array
@@ -37,7 +37,7 @@ from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kap
 from numpyro_sls.readout import Readout
 from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
-from numpyro_sls.training import LossCurve, Training, progress
+from numpyro_sls.training import LossCurve, Speed, Training, progress
 from numpyro_sls.units import Units, make_units
 
 __all__ = ["SLS", "SLSFit"]
@@ -78,6 +78,7 @@ class SLSFit:
     curves: dict[str, LossCurve]
     seconds: dict[str, float]
     conditioner: Conditioner
+    known: dict[str, DataTerms] = field(default_factory=dict, repr=False)  # other data sets seen, by fingerprint
 
     def score(self, theta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """Likelihood score of each unit at theta (flat, unconstrained), debiased."""
@@ -103,6 +104,10 @@ class SLSFit:
         labels = tuple(f"delta {j + 1}" for j in range(self.units.parameters.dim))
         return self.conditioner.mean_zero(rng_key, self.posterior.unit, self.data, labels, num_simulations)
 
+    def speed(self, rng_key: Array) -> Speed:
+        """Training steps per second here and now, and the share of them that is simulation."""
+        return self.conditioner.learner.speed(rng_key, self.posterior.unit)
+
     def observed(self) -> Float[Array, "n p"]:
         """The data as the score sees them, smoothed if they are."""
         return self.conditioner.learner.observed
@@ -122,10 +127,34 @@ class SLSFit:
 
         return potential
 
+    def logdensity_fn(self, *model_args, **model_kwargs) -> Callable[[dict[str, Array]], Array]:
+        """The learned log posterior density of a data set, a function of the unconstrained sites: for BlackJAX and others."""
+        potential = self.potential_fn(*model_args, **model_kwargs)
+        return lambda z: -potential(z)
+
+    def log_likelihood(self, params: Mapping[str, Array], *model_args, **model_kwargs) -> Array:
+        """The learned log likelihood of a data set at parameters in their own values, up to a constant; for ``numpyro.factor``.
+
+        Its gradient is the learned score. The data must be concrete: an array that the other model closes over or is given.
+        """
+        data, parameters = self.condition(*model_args, **model_kwargs), self.units.parameters
+        missing = [k for k in parameters.shapes if k not in params]
+        if missing:
+            raise ValueError(f"log_likelihood needs a value for {missing}; the parameters of the fit are {list(parameters.shapes)}.")
+        return self.posterior.log_likelihood(parameters.flatten(parameters.unconstrain(dict(params))), data)
+
     def condition(self, *model_args, **model_kwargs) -> DataTerms:
-        """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew."""
-        if fingerprint((model_args, model_kwargs)) == self.fingerprint:
+        """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew, once."""
+        seen = fingerprint((model_args, model_kwargs))
+        if seen == self.fingerprint:
             return self.data
+        if seen not in self.known:
+            while len(self.known) >= MAX_KNOWN:
+                self.known.pop(next(iter(self.known)))
+            self.known[seen] = self._condition(model_args, model_kwargs)
+        return self.known[seen]
+
+    def _condition(self, model_args: tuple, model_kwargs: dict) -> DataTerms:
         x = make_units(self.sls.trace(model_args, model_kwargs), self.units.layout).observed()
         if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
             raise ValueError(
@@ -141,6 +170,7 @@ class SLSFit:
         return found.data
 
 
+MAX_KNOWN = 16
 UNITS = ("plate", "additive", "whole")
 COORDINATES = ("unconstrained", "constrained")
 
@@ -299,10 +329,14 @@ class SLS:
             conditioner,
         )
 
+    def learner_of(self, units: Units, smoothing: Smoothing | None, joint: JointValidity, spent: Mapping[str, Simulations]) -> Learner:
+        """The functions of a fit on these units, as a saved one needs them again."""
+        return self._learner(Simulator(units, dict(spent)), joint, smoothed(units.observed(), smoothing, units), False)
+
     def _learner(self, simulator: Simulator, joint: JointValidity, observed, show: bool) -> Learner:
         units = simulator.units
         width = self.debias.width if self.debias else 1
-        mean_network = MeanNetwork(self.network.has_potential, units.parameters.dim, width, units.covariates.shape[1])
+        mean_network = MeanNetwork(self.network.has_potential, units.parameters.dim, width, observed.shape[1], units.covariates.shape[1])
         boundary = None
         if self.support or self.coordinates == "constrained":
             per_set = units.num_units if self.units == "additive" else 1

@@ -1,6 +1,8 @@
-"""Langevin dynamics on the learned posterior score, Metropolis-adjusted, as a NumPyro kernel."""
+"""Langevin dynamics on the learned posterior score as a NumPyro kernel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_sls.blocks import block_prior, check_block, hidden, split_conditioning, typical
+from numpyro_sls.dynamics import DiscretizationBias, Point, discretization_bias, inside, langevin_step, point_at, to_delta, to_theta
 from numpyro_sls.fit import SLS, SLSFit
 from numpyro_sls.preparation import fingerprint
 from numpyro_sls.score import DataTerms, PosteriorScore
@@ -33,6 +37,7 @@ class SLSLangevinState(NamedTuple):
     accept_prob: Array
     mean_accept_prob: Array
     diverging: Array
+    mean_outside: Array  # share of the draws so far that were diverging
     step_size: Array
     adapt_state: Any
     data: DataTerms
@@ -43,17 +48,15 @@ class SLSLangevinState(NamedTuple):
 _BY_CHAIN: Any = SLSLangevinState._make(None if field == "data" else 0 for field in SLSLangevinState._fields)
 
 
-class _Point(NamedTuple):
-    delta: Float[Array, " d"]
-    potential: Array
-    score: Float[Array, " d"]
-
-
 class SLSLangevin(MCMCKernel):
     """Samples the posterior of a model without a likelihood by Langevin dynamics on its learned score.
 
     :param model_or_fit: a NumPyro model, fitted at the first run with the settings of `SLS`, or an `SLSFit`.
     :param num_steps: Langevin steps between two draws; a step is cheap, whatever the size of the data.
+    :param adjusted: accept or reject every step by Metropolis, by the potential or the line integral of the score. Without it
+        the draws have a bias that falls as the square of the step size; ``discretization_bias(rng_key, *model_args)`` estimates it.
+    :param annealed: start the chains from the proposal of the training and cool them down to the posterior in the first half of
+        warm-up, for posteriors with more than one mode.
     :param step_size: at the start, in posterior sds.
     :param target_accept_prob: what the step size is adapted to during warm-up.
     :param fit_key: the key that the fit follows from. It is apart from the key of the run, so that a chain does not
@@ -86,13 +89,17 @@ class SLSLangevin(MCMCKernel):
         *,
         num_steps: int = 4,
         step_size: float = 0.9,
-        target_accept_prob: float = 0.65,
+        target_accept_prob: float | None = None,
+        adjusted: bool = True,
+        annealed: bool = False,
         fit_key: Array | None = None,
         progress_bar: bool = True,
         **settings,
     ):
         if num_steps < 1:
             raise ValueError(f"num_steps={num_steps} must be at least 1.")
+        if target_accept_prob is None:
+            target_accept_prob = 0.65 if adjusted else 0.95  # without rejections, steps so short that few would be
         if not 0 < target_accept_prob < 1:
             raise ValueError(f"target_accept_prob={target_accept_prob} must lie between 0 and 1.")
         if isinstance(model_or_fit, SLSFit) and settings:
@@ -103,6 +110,8 @@ class SLSLangevin(MCMCKernel):
         self._fit: SLSFit | None = model_or_fit if isinstance(model_or_fit, SLSFit) else None
         self._sls: SLS = model_or_fit.sls if isinstance(model_or_fit, SLSFit) else SLS(model_or_fit, **settings)
         self._num_steps, self._step_size, self._target = num_steps, step_size, target_accept_prob
+        self._adjusted, self._annealed = adjusted, annealed
+        self._base: Callable | None = None  # the model before Gibbs wrapped it
         self._fit_key = jax.random.key(0) if fit_key is None else fit_key
         self._progress_bar = progress_bar
         self._num_warmup = 0
@@ -130,36 +139,74 @@ class SLSLangevin(MCMCKernel):
         return ("z", "diverging")
 
     def get_diagnostics_str(self, state: SLSLangevinState) -> str:
-        return f"step size {state.step_size:.2e}. acc. prob={state.mean_accept_prob:.2f}"
+        outside = f". {100 * state.mean_outside:.0f}% outside the region" if state.mean_outside > 0 else ""
+        return f"step size {state.step_size:.2e}. acc. prob={state.mean_accept_prob:.2f}{outside}"
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs) -> SLSLangevinState:
         """Fit the score if that has not been done for these data, and start a chain for every key."""
         self._num_warmup = num_warmup
+        kwargs, given = split_conditioning(model_kwargs)
         # Under pmap or jit the keys are traced, but the data are not: the fit runs outside the trace, once.
         with jax.ensure_compile_time_eval():
-            fit, data = self._fit_and_terms(model_args, model_kwargs or {})
+            fit, data = self._fit_and_terms(model_args, kwargs, list(given))
+        if given and init_params is not None:  # by Gibbs, in the sites' own values
+            init_params = fit.units.parameters.unconstrain(init_params)
         if self._compiled_start is None or self._compiled_start[0] is not fit:
             self._compiled_start = fit, _compile_start(partial(self._start, fit))
         one, many = self._compiled_start[1]
-        return (one if is_prng_key(rng_key) else many)(data, rng_key, init_params)
+        return (one if is_prng_key(rng_key) else many)(data, rng_key, init_params, given)
 
     def sample(self, state: SLSLangevinState, model_args, model_kwargs) -> SLSLangevinState:
         """The next draw: ``num_steps`` Langevin steps, and in warm-up a better step size."""
         if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((model_args, model_kwargs))):
             self._compiled_for_any_data = True
+        posterior = self._posterior(split_conditioning(model_kwargs)[1])
         if is_prng_key(state.rng_key):
-            return self._sample(state)
-        return jax.vmap(self._sample, in_axes=(_BY_CHAIN,), out_axes=_BY_CHAIN)(state)
+            return self._sample(posterior, state)
+        return jax.vmap(partial(self._sample, posterior), in_axes=(_BY_CHAIN,), out_axes=_BY_CHAIN)(state)
 
-    def _sample(self, state: SLSLangevinState) -> SLSLangevinState:
+    def discretization_bias(self, rng_key: Array, *model_args, step_size: float | None = None, **model_kwargs) -> DiscretizationBias:
+        """What steps of this size would do to the draws without the Metropolis step, by step halving."""
+        fit, data = self._fit_and_terms(model_args, model_kwargs)
+        return discretization_bias(rng_key, fit.posterior, data, self._step_size if step_size is None else step_size)
+
+    def refresh(self, state: SLSLangevinState, model_args, model_kwargs) -> SLSLangevinState:
+        """Potential and score where the chain is, after another block of Gibbs has moved."""
+        assert self._fit is not None, "init comes before refresh"
+        delta = to_delta(state.data, self._fit.units.parameters.flatten(state.z))
+        point = point_at(self._posterior(split_conditioning(model_kwargs)[1]), state.data, delta)
+        return state._replace(potential_energy=point.potential, score=point.score)
+
+    def wrap_model(self, wrapper: Callable) -> "SLSLangevin":
+        """A copy for the model that ``Gibbs`` conditions on its other blocks; it fits by itself."""
+        if self._is_given:
+            raise ValueError("SLSLangevin(fit) cannot be a block of Gibbs: the fit is of the whole posterior. Use SLSLangevin(model, ...).")
+        kernel = copy.copy(self)
+        kernel._base = self._base or self._sls.model
+        kernel._sls = replace(self._sls, model=wrapper(self._sls.model))
+        kernel._fit, kernel._compiled_start = None, None
+        return kernel
+
+    def _posterior(self, given: dict[str, Array]) -> PosteriorScore:
+        """That of the fit; in Gibbs with the prior that the other blocks' values give."""
+        fit = self._fit
+        assert fit is not None, "init comes before sample"
+        if not given:
+            return fit.posterior
+        assert self._base is not None
+        return replace(fit.posterior, log_prior=block_prior(fit.units.parameters, self._base, given))
+
+    def _sample(self, posterior: PosteriorScore, state: SLSLangevinState) -> SLSLangevinState:
         fit, data = self._fit, state.data
         assert fit is not None, "init comes before sample"
-        posterior, flatten = fit.posterior, fit.units.parameters.flatten
+        flatten = fit.units.parameters.flatten
         rng_key, key_steps = jax.random.split(state.rng_key)
-        point = _Point(_to_delta(data, flatten(state.z)), state.potential_energy, state.score)
+        point = Point(to_delta(data, flatten(state.z)), state.potential_energy, state.score)
+
+        heat = self._inverse_temperature(state) if self._annealed else 1.0
 
         def step(point, key):
-            return langevin_step(key, point, state.step_size, posterior, data)
+            return langevin_step(key, point, state.step_size, posterior, data, heat, self._adjusted)
 
         point, accept_probs = jax.lax.scan(step, point, jax.random.split(key_steps, self._num_steps))
         accept_prob = accept_probs.mean()
@@ -170,7 +217,8 @@ class SLSLangevin(MCMCKernel):
         step_size = jnp.where(warming, jnp.minimum(jnp.exp(jnp.where(last, adapted[1], adapted[0])), MAX_STEP_SIZE), state.step_size)
         count = jnp.where(warming, state.i + 1, state.i + 1 - self._num_warmup)
         mean_accept_prob = state.mean_accept_prob + (accept_prob - state.mean_accept_prob) / count
-        theta = _to_theta(data, point.delta)
+        theta = to_theta(data, point.delta)
+        outside = posterior.outside(theta, data)
         return SLSLangevinState(
             state.i + 1,
             fit.units.parameters.unflatten(theta),
@@ -178,7 +226,8 @@ class SLSLangevin(MCMCKernel):
             point.score,
             accept_prob,
             mean_accept_prob,
-            posterior.outside(theta, data),
+            outside,
+            state.mean_outside + (outside - state.mean_outside) / count,
             step_size,
             adapt_state,
             data,
@@ -191,7 +240,12 @@ class SLSLangevin(MCMCKernel):
         parameters = self._fit.units.parameters
         return lambda z: parameters.constrain(parameters.flatten(z))
 
-    def _fit_and_terms(self, model_args: tuple, model_kwargs: dict) -> tuple[SLSFit, DataTerms]:
+    def _inverse_temperature(self, state: SLSLangevinState) -> Array:
+        """From one at which the posterior is as wide as the start of annealed chains up to 1, over the first half of warm-up."""
+        progress = jnp.minimum(state.i / max(1, self._num_warmup // 2), 1.0)
+        return ANNEALED_WIDTH ** (-2 * (1 - progress))
+
+    def _fit_and_terms(self, model_args: tuple, model_kwargs: dict, siblings: Sequence[str] = ()) -> tuple[SLSFit, DataTerms]:
         if self._is_given:
             assert self._fit is not None
             return self._fit, self._fit.condition(*model_args, **model_kwargs)
@@ -203,21 +257,34 @@ class SLSLangevin(MCMCKernel):
                     "New data came with jit_model_args=True, but this kernel's score was fitted to the data before them. "
                     "Fit once, fit = SLS(model).run(rng_key, x), and sample any data with MCMC(SLSLangevin(fit), ..., jit_model_args=True)."
                 )
-        self._fit = self._sls.run(self._fit_key, *model_args, progress_bar=self._progress_bar, **model_kwargs)
+        sls, values = self._sls, {}
+        if siblings:
+            assert self._base is not None, "only Gibbs gives values of other blocks"
+            values = typical(self._base, model_args, model_kwargs, list(siblings))
+            sls = replace(sls, model=hidden(self._base, values))
+            check_block(sls.units_of(model_args, model_kwargs)[0], self._base, values)
+        self._fit = sls.run(self._fit_key, *model_args, progress_bar=self._progress_bar, **model_kwargs)
         return self._fit, self._fit.data
 
-    def _start(self, fit: SLSFit, data: DataTerms, rng_key: Array, init_params: dict[str, Array] | None) -> SLSLangevinState:
-        """A draw twice as wide as the Gaussian approximation at the mode, or what the user gave."""
-        posterior, parameters = fit.posterior, fit.units.parameters
+    def _start(
+        self, fit: SLSFit, data: DataTerms, rng_key: Array, init_params: dict[str, Array] | None, given: dict[str, Array]
+    ) -> SLSLangevinState:
+        """A draw twice as wide as the Gaussian approximation at the mode, or what the user gave.
+
+        A start outside the trained region is moved along the line to the mode until it is inside, and flagged as diverging.
+        """
+        posterior, parameters = self._posterior(given), fit.units.parameters
         rng_key, key_start = jax.random.split(rng_key)
         if init_params is None:
-            delta = 2 * jax.random.normal(key_start, (parameters.dim,))
-            delta = jnp.where(posterior.possible(_to_theta(data, delta), data), delta, 0.0)
+            delta = (ANNEALED_WIDTH if self._annealed else 2.0) * jax.random.normal(key_start, (parameters.dim,))
+            delta = jnp.where(posterior.possible(to_theta(data, delta), data), delta, 0.0)
         else:
-            delta = _to_delta(data, parameters.flatten(init_params))
-        point = _at(posterior, data, delta)
+            delta = to_delta(data, parameters.flatten(init_params))
+        was_outside = posterior.outside(to_theta(data, delta), data)
+        delta = inside(posterior, data, delta)
+        point = point_at(posterior, data, delta)
         zero = jnp.zeros(())
-        theta = _to_theta(data, delta)
+        theta = to_theta(data, delta)
         # The coordinates are whitened: a long first step would only leap to where the score was never meant to be used.
         adapt_state = _adapt()[0](jnp.log(self._step_size))
         return SLSLangevinState(
@@ -227,7 +294,8 @@ class SLSLangevin(MCMCKernel):
             point.score,
             zero,
             zero,
-            posterior.outside(theta, data),
+            was_outside,
+            zero,
             jnp.asarray(self._step_size, theta.dtype),
             jax.tree.map(jnp.asarray, adapt_state),
             data,
@@ -235,68 +303,18 @@ class SLSLangevin(MCMCKernel):
         )
 
 
+MAX_STEP_SIZE = 2.0
+ANNEALED_WIDTH = 5.0  # posterior sds, in which annealed chains start
+
+
 def _compile_start(start: Callable) -> tuple[Callable, Callable]:
     """For one chain, and for one a key."""
 
-    def many(data, keys, init_params):
-        in_axes = (None, 0, None if init_params is None else 0)
-        return jax.vmap(start, in_axes=in_axes, out_axes=_BY_CHAIN)(data, keys, init_params)
+    def many(data, keys, init_params, given):
+        in_axes = (None, 0, None if init_params is None else 0, None)
+        return jax.vmap(start, in_axes=in_axes, out_axes=_BY_CHAIN)(data, keys, init_params, given)
 
     return jax.jit(start), jax.jit(many)
-
-
-def langevin_step(rng_key: Array, point: _Point, step_size: Array, posterior: PosteriorScore, data: DataTerms) -> tuple[_Point, Array]:
-    """One Metropolis-adjusted Langevin step in the whitened coordinates delta; with g the score there,
-
-    delta' = delta + e^2/2 g(delta) + e xi,    log ratio = log pi(delta') - log pi(delta) + log q(delta | delta') - log q(delta' | delta).
-    """
-    key_noise, key_accept = jax.random.split(rng_key)
-    noise = jax.random.normal(key_noise, point.delta.shape)
-    half = 0.5 * step_size**2
-    proposed = point.delta + half * point.score + step_size * noise
-    new = _at(posterior, data, proposed)
-    back = point.delta - proposed - half * new.score
-    log_ratio = _log_density_ratio(posterior, data, point, new) + 0.5 * jnp.sum(noise**2) - 0.5 * jnp.sum(back**2) / step_size**2
-    possible = posterior.possible(_to_theta(data, proposed), data)
-    accept_prob = jnp.where(jnp.isfinite(log_ratio) & possible, jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
-    accept = jax.random.uniform(key_accept) < accept_prob
-    return jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, point), accept_prob
-
-
-MAX_STEP_SIZE = 2.0
-GAUSS_LEGENDRE = ((0.1127016654, 0.5, 0.8872983346), (5 / 18, 8 / 18, 5 / 18))  # three nodes on [0, 1]
-
-
-def _log_density_ratio(posterior: PosteriorScore, data: DataTerms, old: _Point, new: _Point) -> Array:
-    """By the potential; where there is none, by the line integral of the score between the two points."""
-    if posterior.learned.network.has_potential:
-        return old.potential - new.potential
-    return line_integral(lambda delta: _score_delta(posterior, data, delta), old.delta, new.delta - old.delta)
-
-
-def line_integral(score_fn: Callable[[Array], Array], start: Float[Array, " d"], move: Float[Array, " d"]) -> Float[Array, ""]:
-    """int_0^1 s(start + a move) . move da, by Gauss-Legendre."""
-    nodes, weights = GAUSS_LEGENDRE
-    return jnp.stack([w * score_fn(start + a * move) @ move for a, w in zip(nodes, weights, strict=True)]).sum()
-
-
-def _at(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> _Point:
-    if not posterior.learned.network.has_potential:
-        return _Point(delta, jnp.zeros(()), _score_delta(posterior, data, delta))
-    value, gradient = jax.value_and_grad(lambda e: posterior.potential(_to_theta(data, e), data))(delta)
-    return _Point(delta, value, -gradient)
-
-
-def _score_delta(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return data.factor.T @ posterior.score(_to_theta(data, delta), data)
-
-
-def _to_theta(data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return data.mode + data.factor @ delta
-
-
-def _to_delta(data: DataTerms, theta: Float[Array, " d"]) -> Float[Array, " d"]:
-    return data.inverse @ (theta - data.mode)
 
 
 def _adapt():

@@ -12,13 +12,13 @@ import numpy as np
 
 from numpyro_sls.boundary import BoundaryWeight
 from numpyro_sls.debias import Debias, mean_loss
-from numpyro_sls.focus import Focus, FocusTerms, focused, make_focus
-from numpyro_sls.networks import Standardizer, make_standardizer
+from numpyro_sls.focus import Focus, FocusTerms, focused, make_focus, out_of_reach
+from numpyro_sls.networks import Standardizer, make_layout, make_standardizer
 from numpyro_sls.objectives import CurvaturePenalty, blend_loss, curvature_loss, joint_weights
 from numpyro_sls.proposal import Proposal
 from numpyro_sls.score import LearnedScore, UnitScore
 from numpyro_sls.simulate import Batch, Simulator
-from numpyro_sls.training import LossCurve, Trainer, Training, make_trainer, train
+from numpyro_sls.training import CHUNK, LossCurve, Speed, Trainer, Training, make_trainer, measure_speed, train
 
 __all__ = ["Learner"]
 
@@ -44,6 +44,8 @@ class MeanContext(NamedTuple):
 
 
 HELD_OUT_THETAS = 256
+MOMENTS = (256, 64)  # thetas and units in a batch of the least squares for the mean
+SMALLEST = 1e-7  # eigenvalue of the polynomial's terms, relative to their size, that single precision resolves
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 
 
@@ -88,11 +90,20 @@ class Learner:
         key_source, key_init, key_train = jax.random.split(rng_key, 3)
         pilot, held_out, table, num_steps = self._source(key_source, proposal, num_simulations, stage)
         context, weights = self._prepare(key_init, pilot, proposal)
-        context = context._replace(table=table, focus=self.focus_terms(key_source, proposal, pilot, stage))
+        context = context._replace(table=table, focus=self._proposal_focus(key_source, proposal, stage))
         held_out = held_out if context.focus is None else focused(key_source, held_out, context.focus, held_out.ok.shape[1])
         weights, curve = self._train(self._score_trainer, key_train, weights, held_out, context, num_steps, stage)
         self._count_stream(stage, table, curve, self.training.num_thetas * self.num_simulated_per_theta)
         return UnitScore(weights, proposal, context.standardizer, None), curve
+
+    def speed(self, rng_key: Array, unit: UnitScore) -> Speed:
+        """How fast the score trains on a stream; its simulations are entered as diagnosis."""
+        pilot = self._draw(rng_key, unit.proposal, self.training.num_thetas, "diagnosis")
+        context, _ = self._prepare(rng_key, pilot, unit.proposal)
+        context = context._replace(standardizer=unit.standardizer, focus=self._proposal_focus(rng_key, unit.proposal, "diagnosis"))
+        speed = measure_speed(self._score_trainer, rng_key, unit.weights, context)
+        self.simulator.count("diagnosis", 6 * CHUNK * self.training.num_thetas * self.num_simulated_per_theta)
+        return speed
 
     def curvature(
         self, rng_key: Array, unit: UnitScore, settings: CurvaturePenalty, num_simulations: int, stage: str = "curvature"
@@ -104,7 +115,7 @@ class Learner:
         each = num_simulations // len(ladder) if learner.training.is_fresh else num_simulations
         pilot, held_out, table, num_steps = learner._source(key_source, unit.proposal, each, stage)
         context, _ = learner._prepare(key_source, pilot, unit.proposal)
-        focus = learner.focus_terms(key_source, unit.proposal, pilot, stage)
+        focus = learner._proposal_focus(key_source, unit.proposal, stage)
         held_out = held_out if focus is None else focused(key_source, held_out, focus, held_out.ok.shape[1])
         trainer, curves, found = learner._curvature_trainer, {}, []
         for penalty in ladder:
@@ -116,14 +127,21 @@ class Learner:
             found.append((float(trainer.evaluate(weights, held_out, context)), weights))
         return unit._replace(weights=min(found, key=lambda pair: pair[0])[1]), curves
 
-    def mean(self, rng_key: Array, unit: UnitScore, settings: Debias, num_simulations: int) -> tuple[UnitScore, dict[str, LossCurve]]:
+    def mean(
+        self, rng_key: Array, unit: UnitScore, settings: Debias, num_simulations: int, moments: bool = True
+    ) -> tuple[UnitScore, dict[str, LossCurve]]:
         """Learn the mean of the score over the whole region (paper, 3.2.2), curvature-aware if there is a ladder for that."""
-        key_source, key_init, key_train = jax.random.split(rng_key, 3)
+        key_source, key_init, key_train, key_mean = jax.random.split(rng_key, 4)
         stage = "debiasing"
         ladder = tuple(w for w in settings.ladder if w > 0)
+        # The paper's ways of debiasing are by a network alone.
+        plain = settings.method == "regression" and not ladder and self.matched == 1 and self.training.is_fresh
+        by_moments = moments and plain and self.learned.network.has_potential
         each = num_simulations // (1 + len(ladder)) if self.training.is_fresh else num_simulations
+        if by_moments:
+            unit, each = unit._replace(moments=self.moments(key_mean, unit, each // 2)), each // 2
         pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, each, stage, focus=False)
-        context = MeanContext(unit, self._control(unit, pilot), jnp.zeros(()), table)
+        context = MeanContext(unit._replace(mean_weights=None), self._control(unit, pilot), jnp.zeros(()), table)
         start = unit.mean_weights if unit.mean_weights is not None else jax.jit(self.learned.mean_network.init)(key_init)
         trainer, curves, found, weights = self._mean_trainer(settings.method), {}, [], start
         for penalty in (0.0, *ladder):
@@ -134,7 +152,69 @@ class Learner:
             curves[name] = curve
             found.append((float(trainer.evaluate(weights, held_out, context)), weights))
             start = found[0][1]  # the plain regression comes first, the others go on from it
-        return unit._replace(mean_weights=min(found, key=lambda pair: pair[0])[1]), curves
+        best = min(found, key=lambda pair: pair[0])[1]
+        if by_moments:
+            best = self._shrunk(key_init, unit._replace(mean_weights=best), context.control, each // 4)
+        return unit._replace(mean_weights=best), curves
+
+    def moments(self, rng_key: Array, unit: UnitScore, num_simulations: int) -> Float[Array, "q k"]:
+        """E[c(x) | theta] by least squares on a polynomial in theta: no step size, and hardly any noise.
+
+        A network for the mean has thousands of weights, and with n units a little noise in each is n times that of the data.
+        """
+        num_thetas, num_per_theta = MOMENTS
+        num = max(1, num_simulations // (num_thetas * num_per_theta))
+        sums = [[np.asarray(a, float) for a in self._moment_sums(jax.random.fold_in(rng_key, i), unit)] for i in range(num)]
+        gram, cross, failed = (sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True))
+        self.simulator.count("debiasing", num * num_thetas * num_per_theta, int(failed))
+        scale = np.sqrt(np.diag(gram))
+        values, vectors = np.linalg.eigh(gram / np.outer(scale, scale))
+        basis = (vectors[:, values > SMALLEST] / np.sqrt(values[values > SMALLEST])) / scale[:, None]
+        return jnp.asarray(basis @ (basis.T @ cross), unit.proposal.mean.dtype)
+
+    @cached_property
+    def _moment_sums(self):
+        @jax.jit
+        def sums(rng_key, unit):
+            key_theta, key_units = jax.random.split(rng_key)
+            batch = self.simulator.batch(key_units, unit.proposal.sample(key_theta, MOMENTS[0]), MOMENTS[1])
+
+            def at(theta, x, ok):
+                share = ok / jnp.maximum(ok.sum(), 1)
+                c = self.learned.network.summary(unit.weights, unit.standardizer(x), unit.proposal.dim)
+                return self.learned.polynomial(unit, unit.proposal.whiten(theta)), share @ c
+
+            terms, mean = jax.vmap(at)(batch.theta, batch.x, batch.ok.astype(batch.x.dtype))
+            return terms.T @ terms, terms.T @ mean, (~batch.ok).sum()
+
+        return sums
+
+    def _shrunk(self, rng_key: Array, unit: UnitScore, control: Float[Array, " d"], num_simulations: int) -> Any:
+        """The weights of the mean's network with the share of it that fresh units confirm: what is noise they do not."""
+        num_thetas, num_per_theta = MOMENTS
+        num = max(1, num_simulations // (num_thetas * num_per_theta))
+        sums = np.sum([np.asarray(self._share_sums(jax.random.fold_in(rng_key, i), unit, control), float) for i in range(num)], axis=0)
+        self.simulator.count("debiasing", num * num_thetas * num_per_theta, int(sums[2]))
+        share = np.clip(sums[0] / max(sums[1], 1e-30), 0.0, 1.0)
+        return {**unit.mean_weights, "share": jnp.asarray(share, unit.proposal.mean.dtype)}
+
+    @cached_property
+    def _share_sums(self):
+        @jax.jit
+        def sums(rng_key, unit, control):
+            key_theta, key_units = jax.random.split(rng_key)
+            batch = self.simulator.batch(key_units, unit.proposal.sample(key_theta, MOMENTS[0]), MOMENTS[1])
+            before = unit._replace(mean_weights=None)
+
+            def at(theta, x, t, ok):
+                eta, share = unit.proposal.whiten(theta), ok / jnp.maximum(ok.sum(), 1)
+                s = self.learned.units(before, eta, x) - control * unit.proposal.score_in_eta(theta, t)
+                return share @ s, share @ self.learned.mean_network.mean(unit.mean_weights, eta, unit.standardizer(x))
+
+            left, h = jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))
+            return jnp.stack([jnp.sum(left * h), jnp.sum(h * h), (~batch.ok).sum()])
+
+        return sums
 
     def project(
         self, rng_key: Array, unit: UnitScore, settings: Debias, penalty: float, num_simulations: int
@@ -142,7 +222,7 @@ class Learner:
         """The paper's alternative 2: score and mean trained together on the score's loss, then the mean by itself, in turns."""
         each = num_simulations // (2 * settings.num_turns + 1)
         plain = replace(settings, method="regression", ladder=())
-        unit, curves = self.mean(jax.random.fold_in(rng_key, 0), unit, plain, each)
+        unit, curves = self.mean(jax.random.fold_in(rng_key, 0), unit, plain, each, moments=False)
         for i in range(settings.num_turns):
             key_source, key_train, key_mean = jax.random.split(jax.random.fold_in(rng_key, i + 1), 3)
             stage = f"projection, turn {i + 1}"
@@ -152,7 +232,7 @@ class Learner:
             both = (unit.weights, unit.mean_weights)
             both, curves[stage] = self._train(self._projection_trainer, key_train, both, held_out, context, num_steps, stage, 3e-3)
             self._count_stream(stage, table, curves[stage], self.training.num_thetas * self.num_simulated_per_theta)
-            unit, again = self.mean(key_mean, unit._replace(weights=both[0], mean_weights=both[1]), plain, each)
+            unit, again = self.mean(key_mean, unit._replace(weights=both[0], mean_weights=both[1]), plain, each, moments=False)
             curves |= {f"{k}, turn {i + 1}": c for k, c in again.items()}
         return unit, curves
 
@@ -193,23 +273,35 @@ class Learner:
             x = pilot.x.reshape(-1, pilot.x.shape[-1])
             t = jax.vmap(proposal.score_in_eta)(pilot.theta, pilot.joint_score)
             t = t.sum(1) / np.sqrt(self.matched) if self.matched > 1 else t.reshape(-1, proposal.dim)
-            standardizer = make_standardizer(x)
+            embedded = getattr(self.learned.network, "embedding", None) is not None
+            standardizer = make_standardizer(x, None if embedded else np.asarray(self.simulator.units.covariates))
             weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
+            low, high = self.simulator.units.parameters.box
+            if proposal.low is None and np.isfinite(low).any():
+                layout = make_layout(pilot.theta, proposal.mean, proposal.factor, low, high)
+                weights = self.learned.network.with_layout(weights, layout)
             share = joint_weights(self.target, self.joint_valid, t)
             return ScoreContext(proposal, standardizer, share, None, jnp.zeros(()), None), weights
 
         return prepare
 
-    def focus_terms(self, rng_key: Array, proposal: Proposal, pilot: Batch, stage: str) -> FocusTerms | None:
-        """Weights in x under a proposal; where the budget is open, from many more units than the pilot's."""
+    def focus_terms(self, rng_key: Array, theta: Float[Array, "k d"], centre: Float[Array, " d"], stage: str) -> FocusTerms | None:
+        """Weights in x for units at these thetas; the units at the centre say whether the data are out of the model's reach."""
         num_responses = self.observed.shape[1] - self.simulator.units.covariates.shape[1]
         if self.focus is None or self.focus.flatten == 0 or self.matched > 1 or self.observed.shape[0] < MIN_ROWS or num_responses == 0:
             return None
-        if self.training.num_simulations is None:
-            key_theta, key_units = jax.random.split(rng_key)
-            pilot = self._simulate(key_units, proposal.sample(key_theta, FOCUS_UNITS[0]), FOCUS_UNITS[1])
-            self.simulator.count(stage, pilot.ok.size, int((~pilot.ok).sum()))
-        return make_focus(pilot.x[pilot.ok], self.observed, num_responses, self.focus)
+        num_units, spread = PILOT_UNITS if self.training.num_simulations is not None else FOCUS_UNITS, 0.0
+        if self.simulator.units.traced.stretchable:
+            middle = self._simulate(rng_key, jnp.broadcast_to(centre, theta.shape), num_units // theta.shape[0])
+            self.simulator.count(stage, middle.ok.size, int((~middle.ok).sum()))
+            spread = SPREAD if out_of_reach(middle.x[middle.ok], self.observed, num_responses) else 0.0
+        units = self._simulate(jax.random.fold_in(rng_key, 1), theta, num_units // theta.shape[0], jnp.asarray(spread))
+        self.simulator.count(stage, units.ok.size, int((~units.ok).sum()))
+        return make_focus(units.x[units.ok], units.weight[units.ok], self.observed, num_responses, self.focus, spread)
+
+    def _proposal_focus(self, rng_key: Array, proposal: Proposal, stage: str) -> FocusTerms | None:
+        key_theta, key_units = jax.random.split(rng_key)
+        return self.focus_terms(key_units, proposal.sample(key_theta, FOCUS_THETAS), proposal.frame()[0], stage)
 
     def _source(
         self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str, focus: bool = True
@@ -253,7 +345,7 @@ class Learner:
         key_theta, key_units, key_keep = jax.random.split(rng_key, 3)
         theta = proposal.sample(key_theta, self.training.num_thetas)
         num = self.num_per_theta if focus is None else self.num_simulated_per_theta
-        batch = self.simulator.batch(key_units, theta, num)
+        batch = self.simulator.batch(key_units, theta, num, None if focus is None else focus.spread)
         return batch if focus is None else focused(key_keep, batch, focus, self.num_per_theta)
 
     @cached_property
@@ -325,7 +417,7 @@ class Learner:
 
             def at(theta, x, t, ok):
                 eta, z = unit.proposal.whiten(theta), unit.standardizer(x)
-                s = self.learned.raw(unit, eta, x) - context.control * unit.proposal.score_in_eta(theta, t)
+                s = self.learned.units(unit, eta, x) - context.control * unit.proposal.score_in_eta(theta, t)
                 return mean_loss(lambda e: self.learned.mean_network.mean(weights, e, z), eta, s, ok, context.penalty, method)
 
             fit, penalized = jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))
@@ -379,5 +471,10 @@ class Learner:
         return make_trainer(loss_fn, lambda key, context: self._next_batch(key, context, None))
 
 
-FOCUS_UNITS = (1024, 64)  # thetas and units, whose distances say how rare a unit is
+SPREAD = 0.25  # share of the units whose nuisances are spread out, where some observed unit is out of the model's reach
+FOCUS_THETAS, FOCUS_UNITS, PILOT_UNITS = (
+    1024,
+    65_536,
+    4096,
+)  # thetas and units that say how rare a unit is, with an open budget and a given one
 MIN_ROWS = 20  # of the data, for their distances to say where units lie

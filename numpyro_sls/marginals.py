@@ -8,7 +8,7 @@ so that counts at theta + step and theta - step tell the score. As features for 
 additive over the numbers of a unit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,23 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-__all__ = ["MAX_COLUMNS", "NUM_BINS", "MarginalSums", "MarginalUnits", "Marginals", "make_marginal_sums", "no_marginals", "solve_marginals"]
+from numpyro_sls.focus import HALVINGS, halving_edges, passed, tail_edges
 
-NUM_BINS = 400
+__all__ = [
+    "MAX_COLUMNS",
+    "NUM_BINS",
+    "MarginalSums",
+    "MarginalUnits",
+    "Marginals",
+    "make_edges",
+    "make_marginal_sums",
+    "no_marginals",
+    "solve_marginals",
+]
+
+MIDDLE, TAIL = 400, 24  # bins with as many units in each; beyond the outer ones, bins that hold 0.7 of the one before
+NUM_BINS = MIDDLE + 2 * TAIL
+BEYOND = 4.0  # halvings, to which the last one is extrapolated
 MAX_COLUMNS = 12  # numbers of a unit, with more of which each tells little and the tables grow
 
 
@@ -28,10 +42,25 @@ class Marginals(NamedTuple):
 
     edges: Float[Array, "p e"]
     values: Float[Array, "p b d"]
+    low: Float[Array, "t p"]  # below which 1/4, 1/8, ... of the units lie
+    high: Float[Array, "t p"]
+    rare: Float[Array, ""] | None = None  # halvings beyond which units have a readout of their own, where the data go that far
 
     def __call__(self, x: Float[Array, "m q"]) -> Float[Array, "m k"]:
+        """The scores of the bins, and how rare each number is on either side, with its square: scores grow about so in the tails."""
         index = bins(self.edges, x)
-        return jax.vmap(lambda table, i: table[i], (0, 1), 1)(self.values, index).reshape(x.shape[0], -1)
+        scores = jax.vmap(lambda table, i: table[i], (0, 1), 1)(self.values, index).reshape(x.shape[0], -1)
+        rare = self._rarity(x)
+        return jnp.concatenate([scores, rare, rare**2], axis=1)
+
+    def is_rare(self, x: Float[Array, "m q"]) -> Float[Array, " m"]:
+        """From 0 to 1 over one halving."""
+        assert self.rare is not None
+        return jnp.clip(self._rarity(x).max(1) - self.rare, 0.0, 1.0)
+
+    def _rarity(self, x: Float[Array, "m q"]) -> Float[Array, "m r"]:
+        y = x[:, None, : self.edges.shape[0]]
+        return jnp.concatenate([passed(-y, -self.low, BEYOND), passed(y, self.high, BEYOND)], axis=1)
 
 
 def bins(edges: Float[Array, "p e"], x: Float[Array, "m q"]) -> Int[Array, "m p"]:
@@ -41,7 +70,18 @@ def bins(edges: Float[Array, "p e"], x: Float[Array, "m q"]) -> Int[Array, "m p"
 
 def no_marginals(num_columns: int, dim: int) -> Marginals:
     """Nothing counted yet."""
-    return Marginals(jnp.zeros((num_columns, NUM_BINS - 1)), jnp.zeros((num_columns, NUM_BINS, dim)))
+    ends = jnp.full((HALVINGS, num_columns), jnp.inf)
+    return Marginals(jnp.zeros((num_columns, NUM_BINS - 1)), jnp.zeros((num_columns, NUM_BINS, dim)), -ends, ends)
+
+
+def make_edges(x: Float[Array, "m p"], weight: Float[Array, " m"], blank: Marginals) -> Marginals:
+    """The ends of the bins for every number of a unit, infinite where too few units are left to fill them."""
+    w = np.asarray(weight, float) / np.asarray(weight, float).sum()
+    tails = np.concatenate([2.0 ** (-np.arange(TAIL, 0, -1) / 2) / MIDDLE, np.arange(1, MIDDLE // 2 + 1) / MIDDLE])
+    sides = [np.stack([tail_edges(s * column, w, tails) for column in np.asarray(x).T]) for s in (1, -1)]
+    low, high = halving_edges(np.asarray(x), w)
+    edges = np.concatenate([sides[0], -sides[1][:, -2::-1]], axis=1)
+    return blank._replace(edges=jnp.asarray(edges, x.dtype), low=jnp.asarray(low, x.dtype), high=jnp.asarray(high, x.dtype))
 
 
 class MarginalUnits(NamedTuple):
@@ -50,13 +90,14 @@ class MarginalUnits(NamedTuple):
     delta: Float[Array, "k d"]
     x: Float[Array, "k m q"]
     joint_score: Float[Array, "k m d"]  # in delta
-    ok: Bool[Array, "k m"]
+    weight: Float[Array, "k m"]  # failed ones have none
 
 
 class MarginalSums(NamedTuple):
     """What one batch adds."""
 
     counts: Float[Array, "p b"]
+    squares: Float[Array, "p b"]  # of the weights
     moved: Float[Array, "p b d"]  # differences of counts over a pair, times those of delta
     joint: Float[Array, "p b d"]
     joint_square: Float[Array, "p b d"]
@@ -76,31 +117,38 @@ def make_marginal_sums(
         # Counts are compared, not values: the same random numbers at both ends help them too, where they are smooth in theta.
         keys = jax.random.split(key_units, half)
         u = units_fn(jnp.concatenate([keys, keys]), jnp.concatenate([step, -step]), context)
-        m = u.ok.shape[1]
+        m = u.weight.shape[1]
         index = bins(edges, u.x.reshape(-1, u.x.shape[-1]))
         delta = u.delta[:half] - u.delta[half:]
-        ok = u.ok.reshape(-1).astype(delta.dtype)
-        signed = ok[:, None] * jnp.concatenate([jnp.repeat(delta, m, axis=0), -jnp.repeat(delta, m, axis=0)])
-        t = jnp.where(u.ok[..., None], u.joint_score, 0.0).reshape(-1, dim)
-        table = jnp.concatenate([ok[:, None], signed, t, t**2], axis=1)
+        w = u.weight.reshape(-1, 1)
+        signed = w * jnp.concatenate([jnp.repeat(delta, m, axis=0), -jnp.repeat(delta, m, axis=0)])
+        t = w * u.joint_score.reshape(-1, dim)
+        table = jnp.concatenate([w, w**2, signed, t, t**2], axis=1)
         summed = jax.vmap(lambda i: jax.ops.segment_sum(table, i, NUM_BINS), 1)(index)
-        parts = jnp.split(summed, [1, 1 + dim, 1 + 2 * dim], axis=-1)
-        counts, moved, joint, joint_square = parts
-        return MarginalSums(counts[..., 0], moved, joint, joint_square, m * delta.T @ delta), (~u.ok).sum()
+        counts, squares, moved, joint, joint_square = jnp.split(summed, [1, 2, 2 + dim, 2 + 2 * dim], axis=-1)
+        return MarginalSums(counts[..., 0], squares[..., 0], moved, joint, joint_square, m * delta.T @ delta), (u.weight == 0).sum()
 
     return sums_fn
 
 
-def solve_marginals(edges: Float[Array, "p e"], sums: MarginalSums, joint_valid: Bool[np.ndarray, " d"]) -> Marginals:
-    """Scores by bin, by the joint score where there is one, shrunk by what their noise can explain."""
-    count = np.maximum(np.asarray(sums.counts, float), 1.0)[..., None]
+def solve_marginals(blank: Marginals, parts: Sequence[MarginalSums], joint_valid: Bool[np.ndarray, " d"]) -> Marginals:
+    """Scores by bin; of two parts the second tells those in the tails."""
+    values = [_solve(part, joint_valid) for part in parts]
+    middle = (np.arange(NUM_BINS) >= TAIL) & (np.arange(NUM_BINS) < TAIL + MIDDLE)
+    return blank._replace(values=jnp.asarray(np.where(middle[:, None], values[0], values[-1]), blank.values.dtype))
+
+
+def _solve(sums: MarginalSums, joint_valid: Bool[np.ndarray, " d"]) -> Float[np.ndarray, "p b d"]:
+    """By the joint score where there is one, shrunk by what their noise can explain."""
+    count = np.maximum(np.asarray(sums.counts, float), 1e-6)[..., None]
+    squares = np.asarray(sums.squares, float)[..., None]
     precision = np.linalg.inv(np.asarray(sums.delta_square, float))
     total = count[0].sum()
     # With c the counts at the two ends of a pair, E[c+ - c-] is m times slope times delta; a bin's probability is count / total.
     score = np.asarray(sums.moved, float) @ precision * total / count
-    variance = 2 * total * np.diag(precision) / count  # as if the two ends were independent
+    variance = 2 * total * np.diag(precision) * squares / count**2  # as if the two ends were independent
     mean = np.asarray(sums.joint, float) / count
-    mean_variance = np.maximum(np.asarray(sums.joint_square, float) / count - mean**2, 0.0) / count
+    mean_variance = np.maximum(np.asarray(sums.joint_square, float) - squares * mean**2, 0.0) / count**2
     score, variance = np.where(joint_valid, mean, score), np.where(joint_valid, mean_variance, variance)
     shrink = np.maximum(0.0, 1 - variance / np.maximum(score**2, 1e-30))
-    return Marginals(edges, jnp.asarray(shrink * score, edges.dtype))
+    return shrink * score

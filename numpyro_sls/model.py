@@ -53,6 +53,7 @@ class TracedModel:
     num_units: int
     num_simulated: int  # observed sites without a density
     supports: dict[str, Any]  # of the parameters
+    stretchable: tuple[str, ...] = ()  # sites inside the plate whose draws can be spread out: symmetric, on the whole line, few of them
 
     @property
     def tractable(self) -> bool:
@@ -65,9 +66,10 @@ class TracedModel:
         indices: Array,
         unconstrained: Mapping[str, Array] | None = None,
         values: Mapping[str, Array] | None = None,
+        sampler: Sampler | None = None,
     ) -> ModelRun:
         """Run the model for the units at ``indices``, with the given parameters (else prior draws) and site values."""
-        handler = _Run(self.model, self, rng_key, indices, unconstrained, values)
+        handler = _Run(self.model, self, rng_key, indices, unconstrained, values, sampler=sampler)
         trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
         return _summarize(self, trace, indices.shape[0], unconstrained or {})
 
@@ -76,6 +78,10 @@ class TracedModel:
         handler = _Run(self.model, self, rng_key, indices, unconstrained, None, sampler=sampler)
         trace = handlers.trace(handler).get_trace(*self.model_args, **self.model_kwargs)
         return _features(self, trace, indices.shape[0])
+
+    def per_unit(self, value: ArrayLike, num_units: int) -> Array:
+        """A value without event dimensions, such as a log density, as one flat row a unit."""
+        return _per_unit(self, value, 0, num_units)
 
     def observed(self) -> Array:
         """The data, one row a unit."""
@@ -133,6 +139,7 @@ def trace_model(
         1 if frame is None else frame.size,
         sum(is_fixed(s["fn"]) for s in observed.values()),
         {k: latent[k]["fn"].support for k in parameters},
+        () if frame is None else _stretchable([s for k, s in trace.items() if k in inside and k not in parameters], frame.size),
     )
     _check_runs_for_any_units(traced, trace)
     return _with_deterministics(traced, [k for k, s in trace.items() if s["type"] == "deterministic" and k not in inside])
@@ -267,6 +274,22 @@ def _support_anchors(fn: dist.Distribution, value: Array) -> list[Array]:
             value = transform.inv(value)
         anchors.append(jnp.asarray(base.base_dist.support(value)).astype(float))
     return anchors
+
+
+MAX_STRETCHED = 4  # numbers of a unit: the weights of more would have no bounds to speak of
+
+
+def _stretchable(sites: Sequence[dict], num_units: int) -> tuple[str, ...]:
+    """Sites with a symmetric density on the whole line, if a unit has few such numbers."""
+    chosen = []
+    for site in sites:
+        fn = site.get("fn")
+        while isinstance(fn, (dist.Independent, dist.ExpandedDistribution)):
+            fn = fn.base_dist
+        if site["type"] == "sample" and isinstance(fn, (dist.Normal, dist.Laplace, dist.Logistic)):
+            chosen.append(site)
+    size = sum(int(np.size(s["value"])) for s in chosen) // num_units
+    return tuple(s["name"] for s in chosen) if size <= MAX_STRETCHED else ()
 
 
 def _choose_plate(trace: Mapping[str, dict], observed: Mapping[str, dict], unit_plate: str | None):

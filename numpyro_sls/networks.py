@@ -8,37 +8,119 @@ import flax.linen as nn
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jaxtyping import Float
+from jax.scipy.special import ndtr
+from jaxtyping import Float, Int
 import numpy as np
 
-__all__ = ["Ensemble", "MLPScore", "Network", "ScoreTerms", "SeparablePotential", "Standardizer", "make_standardizer"]
+__all__ = [
+    "Ensemble",
+    "Layout",
+    "MLPScore",
+    "Network",
+    "ScoreTerms",
+    "SeparablePotential",
+    "Standardizer",
+    "make_layout",
+    "make_standardizer",
+    "products",
+]
 
 Weights = Any  # a pytree of arrays, as flax makes them
 
 
 class Standardizer(NamedTuple):
-    """Centre and scale of every input, robust to heavy tails."""
+    """Centre and scale of every number of a unit, robust to heavy tails; covariates are whitened."""
 
     centre: Float[Array, " p"]
     scale: Float[Array, " p"]
+    mix: Float[Array, "c c"]  # the covariates', the last of the numbers
+    pairs: Int[Array, "2 k"]  # whose products are shown too
 
     def __call__(self, x: Float[Array, "m p"]) -> Float[Array, "m q"]:
-        """Views of x: near linear up to ten scales and bounded there, logarithmic, and the square and the signed square of the first."""
-        z = (x - self.centre) / self.scale
-        u = z / jnp.sqrt(1 + (z / CLIP) ** 2)
-        return jnp.concatenate([u, jnp.arcsinh(2 * z), 0.3 * u**2, 0.3 * u * jnp.abs(u)], axis=-1)
+        """Views of x: near linear and bounded, logarithmic, the square and the signed square of the first, and products of two."""
+        z, num_responses = (x - self.centre) / self.scale, self.centre.shape[0] - self.mix.shape[0]
+        z = jnp.concatenate([z[..., :num_responses], z[..., num_responses:] @ self.mix], axis=-1)
+        clip = jnp.where(np.arange(z.shape[-1]) < num_responses, CLIP, COVARIATE_CLIP)
+        u = z / jnp.sqrt(1 + (z / clip) ** 2)
+        views = [u, jnp.arcsinh(2 * z), 0.3 * u**2, 0.3 * u * jnp.abs(u)]
+        if self.pairs.shape[-1]:
+            views.append(u[..., self.pairs[0]] * u[..., self.pairs[1]])
+        return jnp.concatenate(views, axis=-1)
 
 
 NUM_VIEWS = 4
-CLIP = 10.0
+CLIP, COVARIATE_CLIP = 10.0, 30.0  # scales, up to which a number is shown about linearly
+MAX_PAIRS = 80
+LEAST_SHARE = 1e-10  # of a direction in the variance of the covariates, below which rounding is all there is
 
 
-def make_standardizer(x: Float[Array, "m p"]) -> Standardizer:
-    """Median and interquartile range over 1.35, which is the sd of a Gaussian; the sd where the quartiles coincide."""
+def make_standardizer(x: Float[Array, "m p"], covariates: Float[np.ndarray, "n c"] | None = None) -> Standardizer:
+    """Median and interquartile range over 1.35, which is the sd of a Gaussian; the sd where the quartiles coincide.
+
+    Covariates, the last numbers of a unit, are known beforehand. They are made uncorrelated: where they are nearly collinear
+    (polynomials), the small differences between them are what weakly identified parameters hang on. Their products with each
+    other and with the responses are shown too, if few: what a regression keeps of its data is made of these.
+    """
     low, centre, high = jnp.quantile(x, jnp.array([0.25, 0.5, 0.75]), axis=0)
     sd = jnp.std(x, axis=0)
     scale = jnp.where(high > low, (high - low) / 1.35, jnp.where(sd > 0, sd, 1.0))
-    return Standardizer(centre, scale)
+    if covariates is None or covariates.shape[1] == 0:
+        return Standardizer(centre, scale, jnp.zeros((0, 0)), jnp.zeros((2, 0), int))
+    c, p, num_responses = np.asarray(covariates, float), x.shape[1], x.shape[1] - covariates.shape[1]
+    spread = np.where(c.std(0) > 0, c.std(0), 1.0)
+    centre = jnp.concatenate([centre[:num_responses], jnp.asarray(c.mean(0), x.dtype)])
+    scale = jnp.concatenate([scale[:num_responses], jnp.asarray(spread, x.dtype)])
+    values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(((c - c.mean(0)) / spread).T, bias=True)))
+    values = np.where(values > LEAST_SHARE * values[-1], values, np.inf)
+    i, j = np.triu_indices(p, 1)
+    chosen = j >= num_responses  # j > i: a covariate with a response or with another
+    if chosen.sum() > MAX_PAIRS:
+        chosen &= i < num_responses
+    if chosen.sum() > MAX_PAIRS:
+        chosen &= False
+    pairs = np.stack([i[chosen], j[chosen]])
+    return Standardizer(centre, scale, jnp.asarray((vectors / np.sqrt(values))[:, ::-1], x.dtype), jnp.asarray(pairs))
+
+
+class Layout(NamedTuple):
+    """Parameters in their own values: from the whitened eta to intervals as they are, whitened again.
+
+    What a likelihood is made of is often simple there (linear, quadratic), and not where an interval is stretched to a line.
+    """
+
+    mean: Float[Array, " d"]  # theta = mean + factor @ eta
+    factor: Float[Array, "d d"]
+    low: Float[Array, " d"]
+    width: Float[Array, " d"]  # of the intervals; infinite: theta itself
+    centre: Float[Array, " d"]
+    mix: Float[Array, "d d"]
+
+    def __call__(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.mix @ (self.values(self.mean + self.factor @ eta) - self.centre)
+
+    def values(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
+        bounded = jnp.isfinite(self.width)
+        return jnp.where(bounded, jnp.where(bounded, self.low, 0.0) + jnp.where(bounded, self.width, 1.0) * ndtr(theta), theta)
+
+    def derivatives(self, eta: Float[Array, " d"]) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
+        """First derivatives, (i, j) of the i-th by eta_j, and the second ones by each eta_j alone."""
+        theta, bounded = self.mean + self.factor @ eta, jnp.isfinite(self.width)
+        slope = jnp.where(bounded, jnp.where(bounded, self.width, 1.0) * jnp.exp(-0.5 * theta**2) / jnp.sqrt(2 * jnp.pi), 1.0)
+        change = jnp.where(bounded, -theta * slope, 0.0)
+        return (self.mix * slope) @ self.factor, (self.mix * change) @ self.factor**2
+
+
+def make_layout(
+    theta: Float[Array, "k d"], mean: Float[Array, " d"], factor: Float[Array, "d d"], low: np.ndarray, high: np.ndarray
+) -> Layout:
+    """Whitened by the values at some draws of theta."""
+    d = len(low)
+    layout = Layout(mean, factor, jnp.asarray(low, mean.dtype), jnp.asarray(high - low, mean.dtype), jnp.zeros(d), jnp.eye(d))
+    values = jax.vmap(layout.values)(theta)
+    centre, sd = values.mean(0), values.std(0) + 1e-12
+    values, vectors = jnp.linalg.eigh(jnp.cov(((values - centre) / sd).T).reshape(d, d))
+    mix = (vectors / jnp.sqrt(jnp.maximum(values, 1e-6))).T / sd
+    return layout._replace(centre=centre, mix=mix)
 
 
 class ScoreTerms(NamedTuple):
@@ -116,6 +198,10 @@ class Network:
         """The networks that are trained, each by its own loss."""
         return [(self, weights)]
 
+    def with_layout(self, weights: Weights, layout: Layout) -> Weights:
+        """First weights that know the parameters' own values, if the network can use them."""
+        return weights
+
 
 @dataclass(frozen=True)
 class SeparablePotential(Network):
@@ -165,6 +251,9 @@ class SeparablePotential(Network):
             "skip": 0.01 * jax.random.normal(key_skip, (embedded, self.num_features + dim + self._num_products(dim))),
         }
 
+    def with_layout(self, weights: Weights, layout: Layout) -> Weights:
+        return {**weights, "layout": layout}
+
     def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
         """c(x): what the score keeps of a unit."""
         x = _embed(self.embedding, weights, x)
@@ -176,23 +265,32 @@ class SeparablePotential(Network):
         return jnp.concatenate([hidden_layer(weights["c"], x, nn.silu), x], axis=-1)
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
-        """phi(theta): what is learnt, theta itself, and its products."""
-        parts = [jnp.asarray(self._basis().apply(weights["phi"], theta)), theta]
-        return jnp.concatenate([*parts, _products(theta)] if self._num_products(theta.shape[0]) else parts)
+        """phi(theta): what is learnt, theta itself in its own values, and its products."""
+        values = theta if "layout" not in weights else jax.lax.stop_gradient(weights["layout"])(theta)
+        parts = [jnp.asarray(self._basis().apply(weights["phi"], theta)), values]
+        return jnp.concatenate([*parts, products(values)] if self._num_products(theta.shape[0]) else parts)
 
     def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
         d = theta.shape[0]
         c = self.summary(weights, x, d)
+        if "layout" in weights:
+            layout = jax.lax.stop_gradient(weights["layout"])
+            values, (slope, change) = layout(theta), layout.derivatives(theta)
+        else:
+            values, slope, change = theta, jnp.eye(d), jnp.zeros((d, d))
+        bent = along @ change.T if along.ndim == 1 else change.T
         first, second = forward_laplacian(weights["phi"], theta, along if along.ndim == 1 else None)
-        firsts, curved = [first, jnp.eye(d)], c[:, : self.num_features]
+        firsts, seconds = [first, slope.T], [second, bent]
         if self._num_products(d):
-            firsts.append(jax.jacfwd(_products)(theta).T)
-            # d_jj of theta_j^2 / 2 is 1, of the mixed products nothing
             i, j = np.triu_indices(d)
-            curved = jnp.concatenate([curved, c[:, self.num_features + d :][:, i == j]], axis=1)
-            second = jnp.concatenate([second, along if along.ndim == 1 else jnp.eye(d)], axis=-1)
+            half = jnp.where(i == j, 0.5, 1.0)
+            firsts.append(half * (values[i] * slope[j].T + values[j] * slope[i].T))
+            # d_aa of v_i v_j is 2 d_a v_i d_a v_j + v_i d_aa v_j + v_j d_aa v_i
+            pure = half * (2 * (slope[i] * slope[j]).T + values[i] * change[j].T + values[j] * change[i].T)
+            seconds.append(along @ pure if along.ndim == 1 else pure)
         score = c @ jnp.concatenate(firsts, axis=1).T
-        return ScoreTerms(score, curved @ second if along.ndim == 1 else jnp.sum(along * (curved @ second.T), axis=1))
+        second = jnp.concatenate(seconds, axis=-1)
+        return ScoreTerms(score, c @ second if along.ndim == 1 else jnp.sum(along * (c @ second.T), axis=1))
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return self.summary(weights, x, theta.shape[0]) @ jax.jacfwd(lambda t: self.basis(weights, t))(theta)
@@ -294,6 +392,9 @@ class Ensemble(Network):
     def each(self, weights: Weights) -> list[tuple[Network, Weights]]:
         return [(self.network, w) for w in weights]
 
+    def with_layout(self, weights: Weights, layout: Layout) -> Weights:
+        return [self.network.with_layout(w, layout) for w in weights]
+
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return jnp.stack([self.network.score(w, theta, x) for w in weights]).mean(0)
 
@@ -310,7 +411,7 @@ class Ensemble(Network):
 MOST_QUADRATIC = 16
 
 
-def _products(theta: Float[Array, " d"]) -> Float[Array, " q"]:
+def products(theta: Float[Array, " d"]) -> Float[Array, " q"]:
     """theta_i theta_j for i < j, and theta_j^2 / 2."""
     i, j = np.triu_indices(theta.shape[0])
     return jnp.where(i == j, 0.5, 1.0) * theta[i] * theta[j]

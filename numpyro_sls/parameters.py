@@ -96,6 +96,10 @@ class Parameters:
         run = self._run(theta)
         return {**run.params, **run.deterministics}
 
+    def unconstrain(self, params: dict[str, Array]) -> dict[str, Array]:
+        """The sites in NumPyro's unconstrained space from their own values."""
+        return {k: biject_to(self.traced.supports[k]).inv(params[k]) for k in self.shapes}
+
     def sample_prior(self, rng_key: Array) -> Float[Array, " d"]:
         return self.flatten(self.traced.run(rng_key, self._one_unit()).unconstrained)
 

@@ -109,7 +109,7 @@ class Proposal(NamedTuple):
 
     def score_in_eta(self, theta: Float[Array, " d"], score: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """A gradient in theta as one in eta."""
-        return (score if self.low is None else score / self.slopes(theta)) @ self.factor
+        return (score if self.low is None else score / jnp.maximum(self.slopes(theta), 1e-30)) @ self.factor
 
     def score_in_theta(self, theta: Float[Array, " d"], score: Float[Array, "*m d"]) -> Float[Array, "*m d"]:
         """A gradient in eta as one in theta."""
@@ -118,7 +118,11 @@ class Proposal(NamedTuple):
     def frame(self) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
         """Centre and factor of about the same Gaussian in theta."""
         centre = self.unwhiten(jnp.zeros_like(self.mean))
-        return centre, self.factor / self.slopes(centre)[:, None]
+        if self.low is None:
+            return centre, self.factor
+        # On the line an interval has a standard normal prior: near an end, where a step in theta is hardly one in l, that counts.
+        rows = jnp.concatenate([self.inverse * self.slopes(centre), jnp.diag(jnp.isfinite(self.low).astype(centre.dtype))])
+        return centre, jnp.linalg.inv(jnp.linalg.qr(rows, mode="r"))
 
     def sample(self, rng_key: Array, num: int) -> Float[Array, "num d"]:
         if self.pool is None:
@@ -179,8 +183,10 @@ def in_box(
     precision = np.where(np.outer(~bounded, ~bounded), prior, 0.0) + information
     precision[bounded, bounded] += 12 / (high - low)[bounded] ** 2
     mean = np.asarray(laid.learnt(proposal.mean), float)
-    factor = np.linalg.cholesky(np.linalg.inv((precision + precision.T) / 2))
-    draws = truncated_normal(jax.random.key(0), jnp.asarray(mean, dtype), jnp.asarray(precision, dtype), *ends)
+    # Coordinate by coordinate, so that the weight of each vanishes at its own two ends only.
+    variance = np.diag(np.linalg.inv((precision + precision.T) / 2))
+    factor = np.diag(np.sqrt(variance))
+    draws = truncated_normal(jax.random.key(0), jnp.asarray(mean, dtype), jnp.asarray(np.diag(1 / variance), dtype), *ends)
     inverse = np.linalg.inv(factor)
     pool = (np.asarray(draws, float) - mean) @ inverse.T
     mean_l, factor_l, inverse_l, pool_l = (jnp.asarray(a, dtype) for a in (mean, factor, inverse, pool))

@@ -9,7 +9,7 @@ measured on pairs of simulations at theta + step and theta - step with the same 
 there is one. The weight w depends on x alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -94,25 +94,43 @@ SMALLEST = 1e-6  # eigenvalue of the features' second moments, relative to the l
 SHRINKAGE = 2.0  # times its noise variance is taken off the square of every coefficient
 
 
-def solve_readout(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: int) -> Readout:
-    """Solve for R in the principal directions of the features, each coefficient shrunk by what its noise can explain."""
-    n, pairs = float(sums.num_units), float(sums.num_pairs)
-    outer = np.asarray(sums.outer, float) / n
+def solve_readout(parts: Sequence[ReadoutSums], joint_valid: Bool[np.ndarray, " d"], num_units: int) -> Readout:
+    """Solve for R, of two parts in turn.
+
+    The second holds units out of the model's reach, at thetas nearer to the mode; the second half of the features is theirs
+    alone, so that their noise stays with them.
+    """
+    if len(parts) == 1:
+        return _solve(parts[0], joint_valid, num_units)
+    size = (parts[0].outer.shape[0] - 1) // 2
+    common, rare = np.arange(size + 1), np.arange(size + 1, 2 * size + 1)
+    first = _solve(_some(parts[0], common), joint_valid, num_units)
+    done = np.concatenate([np.zeros((1, len(joint_valid))), np.asarray(first.readout, float)])
+    second = parts[1]._replace(cross=parts[1].cross + parts[1].outer[:, common] @ done)
+    # The constant among the rare features is their mask, which is not among them: the first row stands in, and is left out.
+    own = _solve(_some(second, np.concatenate([common[:1], rare])), joint_valid, num_units, constant=False)
+    return Readout(jnp.concatenate([first.readout, own.readout]), first.gain + own.gain, first.noise + own.noise)
+
+
+def _some(sums: ReadoutSums, rows: np.ndarray) -> ReadoutSums:
+    """The sums of some of the features."""
+    both = np.ix_(rows, rows)
+    by_row = {k: getattr(sums, k)[rows] for k in ("cross", "joint", "moved")}
+    return sums._replace(outer=sums.outer[both], moved_square=sums.moved_square[both], **by_row)
+
+
+def _solve(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: int, constant: bool = True) -> Readout:
+    """R in the principal directions of the features, each coefficient shrunk by what its noise can explain."""
+    sums = jax.tree.map(lambda a: np.asarray(a, float), sums)
+    outer = sums.outer / sums.num_units
+    if not constant:
+        outer = outer * np.outer(*[np.arange(len(outer)) > 0] * 2)
     scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
     values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
     kept = values > SMALLEST * values[-1]
     # In these directions the features have unit second moments.
     basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
-    precision = np.linalg.inv(np.asarray(sums.delta_square, float))
-    slope = basis.T @ np.asarray(sums.moved, float) @ precision
-    left = basis.T @ np.asarray(sums.moved_square, float) @ basis - slope @ np.asarray(sums.delta_square, float) @ slope.T
-    slope_variance = np.maximum(np.diag(left), 0.0)[:, None] / pairs * np.diag(precision)
-    joint = basis.T @ np.asarray(sums.joint, float) / n
-    joint_variance = np.broadcast_to(np.where(joint_valid, np.asarray(sums.joint_square, float) / n**2, np.inf), slope.shape)
-    weight = np.where(joint_valid, slope_variance / (slope_variance + np.where(joint_valid, joint_variance, 1.0) + 1e-30), 0.0)
-    wanted = slope + weight * (joint - slope)
-    variance = np.where(weight > 0, (1 - weight) * slope_variance, slope_variance) + np.asarray(sums.score_square, float) / n**2
-    missing = wanted - basis.T @ np.asarray(sums.cross, float) / n
+    missing, variance = _wanted(sums, basis, joint_valid)
     shrink = np.maximum(0.0, 1 - SHRINKAGE * variance / np.maximum(missing**2, 1e-30))
     coefficients = shrink * missing
     return Readout(
@@ -120,3 +138,17 @@ def solve_readout(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_un
         num_units * np.sum(coefficients**2, axis=0),
         num_units * np.sum(shrink**2 * variance, axis=0),
     )
+
+
+def _wanted(sums: ReadoutSums, basis: np.ndarray, joint_valid: Bool[np.ndarray, " d"]) -> tuple[np.ndarray, np.ndarray]:
+    """E[w f s*^T] - E[w f s^T] of one part, and its variance."""
+    n, precision = sums.num_units, np.linalg.inv(sums.delta_square)
+    slope = basis.T @ sums.moved @ precision
+    left = basis.T @ sums.moved_square @ basis - slope @ sums.delta_square @ slope.T
+    slope_variance = np.maximum(np.diag(left), 0.0)[:, None] / sums.num_pairs * np.diag(precision)
+    joint = basis.T @ sums.joint / n
+    joint_variance = np.broadcast_to(np.where(joint_valid, sums.joint_square / n**2, np.inf), slope.shape)
+    weight = np.where(joint_valid, slope_variance / (slope_variance + np.where(joint_valid, joint_variance, 1.0) + 1e-30), 0.0)
+    wanted = slope + weight * (joint - slope)
+    variance = np.where(weight > 0, (1 - weight) * slope_variance, slope_variance) + sums.score_square / n**2
+    return wanted - basis.T @ sums.cross / n, variance

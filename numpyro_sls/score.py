@@ -9,10 +9,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Float
+import numpy as np
 
 from numpyro_sls.debias import MeanNetwork
 from numpyro_sls.marginals import Marginals
-from numpyro_sls.networks import Network, Standardizer
+from numpyro_sls.networks import MOST_QUADRATIC, Network, Standardizer, products
 from numpyro_sls.proposal import Proposal
 
 __all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "no_local"]
@@ -25,6 +26,7 @@ class UnitScore(NamedTuple):
     proposal: Proposal
     standardizer: Standardizer
     mean_weights: Any  # of the network that learnt E[s | theta]; None before debiasing
+    moments: Float[Array, "q k"] | None = None  # E[c(x) | theta] of a separable network as a polynomial in theta
 
 
 class Local(NamedTuple):
@@ -91,9 +93,27 @@ class LearnedScore:
 
     def mean(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """h(eta) = E[s | theta], in the coordinates eta, for each unit with its covariates."""
+        shared = jnp.zeros_like(eta) if unit.moments is None else jax.grad(self.log_partition, argnums=1)(unit, eta)
         if unit.mean_weights is None:
-            return jnp.zeros((x.shape[0], eta.shape[0]))
-        return self.mean_network.mean(unit.mean_weights, eta, unit.standardizer(x))
+            return jnp.broadcast_to(shared, (x.shape[0], eta.shape[0]))
+        return shared + self.mean_network.mean(unit.mean_weights, eta, unit.standardizer(x))
+
+    def log_partition(self, unit: UnitScore, eta: Float[Array, " d"]) -> Float[Array, ""]:
+        """A with grad A = E[c | theta] . grad phi: the integral of that from the centre to theta, by Gauss-Legendre."""
+        moments = unit.moments
+        assert moments is not None
+        nodes, weights = np.polynomial.legendre.leggauss(NUM_NODES)
+
+        def slope(t):
+            _, change = jax.jvp(lambda e: self.network.basis(unit.weights, e), (t * eta,), (eta,))
+            return (self.polynomial(unit, t * eta) @ moments) @ change
+
+        return jnp.asarray(weights / 2, eta.dtype) @ jax.vmap(slope)(jnp.asarray((nodes + 1) / 2, eta.dtype))
+
+    def polynomial(self, unit: UnitScore, eta: Float[Array, " d"]) -> Float[Array, " q"]:
+        """The terms in which the moments are given, in the parameters' own values."""
+        weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
+        return polynomial(weights["layout"](eta) if "layout" in weights else eta)
 
     def raw(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """The network's own score of each unit, not debiased."""
@@ -106,7 +126,8 @@ class LearnedScore:
 
     def features(self, unit: UnitScore, x: Float[Array, "m p"], marginals: Marginals) -> Float[Array, "m k"]:
         """What a linear readout near the posterior uses of each unit."""
-        return jnp.concatenate([self.network.features(unit.weights, unit.standardizer(x)), marginals(x)], axis=-1)
+        f = jnp.concatenate([self.network.features(unit.weights, unit.standardizer(x)), marginals(x)], axis=-1)
+        return f if marginals.rare is None else jnp.concatenate([f, marginals.is_rare(x)[:, None] * f], axis=-1)
 
     def total_features(self, unit: UnitScore, x: Float[Array, "n p"], marginals: Marginals, size: int = 50_000) -> Float[Array, " k"]:
         """Their sum over the data, in pieces."""
@@ -137,6 +158,8 @@ class LearnedScore:
     def data_log_likelihood(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
         """sum_i c(x_i) . phi(theta) - n A(theta), up to a constant."""
         log_likelihood = data.summary @ self.network.basis(unit.weights, eta)
+        if unit.moments is not None:
+            log_likelihood -= data.num_units * self.log_partition(unit, eta)
         if unit.mean_weights is not None:
             log_likelihood -= self.mean_network.log_partition(unit.mean_weights, eta, data.mean_summary)
         return log_likelihood + _local_log_likelihood(eta, data)
@@ -149,6 +172,20 @@ class LearnedScore:
         if unit.mean_weights is not None:
             total -= self.mean_network.total(unit.mean_weights, eta, data.summary)
         return total * data.num_units / data.summary.shape[0] + jax.grad(_local_log_likelihood)(eta, data)
+
+
+NUM_NODES = 8
+MOST_CUBIC = 5  # parameters, up to which the polynomial of the moments has third-order terms
+
+
+def polynomial(values: Float[Array, " d"]) -> Float[Array, " q"]:
+    """1, v_i, v_i v_j and, where these are few, v_i v_j v_k."""
+    parts = [jnp.ones(1), values]
+    if values.shape[0] <= MOST_QUADRATIC:
+        parts.append(products(values))
+    if values.shape[0] <= MOST_CUBIC:
+        parts += [values[i] * products(values[i:]) for i in range(values.shape[0])]
+    return jnp.concatenate(parts)
 
 
 def _local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
@@ -173,9 +210,34 @@ class PosteriorScore:
 
     def score(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
         """Gradient of the log posterior density in theta."""
+        return jax.grad(self.log_prior)(theta) + self.likelihood_score(theta, data)
+
+    def likelihood_score(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
+        """That of the log likelihood of the data alone, with the wall around the trained region."""
         proposal = self.unit.proposal
-        prior = jax.grad(lambda t: self.log_prior(t) - self._wall(t, data))(theta)
-        return prior + proposal.score_in_theta(theta, self.learned.data_score(self.unit, proposal.whiten(theta), data))
+        score = proposal.score_in_theta(theta, self.learned.data_score(self.unit, proposal.whiten(theta), data))
+        return score - jax.grad(self._wall)(theta, data)
+
+    def log_likelihood(self, theta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
+        """Up to a constant, with a gradient that is the learned score.
+
+        Without a potential it is the integral of the score along the line from the mode, by Gauss-Legendre.
+        """
+        if self.learned.network.has_potential:
+            value = self.learned.data_log_likelihood(self.unit, self.unit.proposal.whiten(theta), data) - self._wall(theta, data)
+            return jnp.where(self.possible(theta, data), value, -jnp.inf)
+        nodes, weights = np.polynomial.legendre.leggauss(NUM_NODES)
+
+        @jax.custom_jvp
+        def integral(t):
+            scores = jax.vmap(lambda a: self.likelihood_score(data.mode + a * (t - data.mode), data))(jnp.asarray((nodes + 1) / 2, t.dtype))
+            return jnp.asarray(weights / 2, t.dtype) @ (scores @ (t - data.mode))
+
+        @integral.defjvp
+        def _(primals, tangents):
+            return integral(primals[0]), self.likelihood_score(primals[0], data) @ tangents[0]
+
+        return integral(theta)
 
     def possible(self, theta: Float[Array, " d"], data: DataTerms) -> Array:
         """Whether the data allow theta at all."""
@@ -211,8 +273,11 @@ MAX_STEP = 0.5  # of Newton's method, in sds of the proposal
 NUM_NEWTON = 60
 
 
-def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
-    """Newton's method on the posterior score from the centre of the local terms, with steps of bounded length."""
+def find_mode(posterior: PosteriorScore, data: DataTerms, trust: Float[Array, ""] | float = jnp.inf) -> Mode:
+    """Newton's method on the posterior score from the centre of the local terms, with steps of bounded length.
+
+    It goes no farther than ``trust`` from where those were measured, in posterior sds.
+    """
     proposal = posterior.unit.proposal
     origin, frame = proposal.frame()
     bounded = jnp.any(jnp.isfinite(data.low) | jnp.isfinite(data.high))
@@ -241,10 +306,12 @@ def find_mode(posterior: PosteriorScore, data: DataTerms) -> Mode:
 
     def inside(e):
         theta = origin + frame @ e
+        distance = jnp.linalg.norm(data.inverse @ (theta - data.mode))
+        theta = data.mode + (theta - data.mode) * jnp.minimum(1.0, trust / jnp.maximum(distance, 1e-12))
         margin = 0.01 * jnp.linalg.norm(frame, axis=1)
         return jnp.linalg.solve(frame, jnp.clip(theta, data.low + margin, data.high - margin) - origin)
 
-    start = jnp.linalg.solve(frame, proposal.unwhiten(data.local.centre) - origin)
+    start = jnp.linalg.solve(frame, data.mode - origin)
     e, _ = jax.lax.scan(step, start, length=NUM_NEWTON)
     score, values, vectors = newton(e)
     gap = jnp.sqrt(jnp.sum((vectors.T @ score) ** 2 / values))

@@ -38,19 +38,19 @@ class Simulator:
     units: Units
     spent: dict[str, Simulations] = field(default_factory=dict)
 
-    def batch(self, rng_key: Array, theta: Float[Array, "k d"], num_per_theta: int) -> Batch:
+    def batch(self, rng_key: Array, theta: Float[Array, "k d"], num_per_theta: int, spread: Float[Array, ""] | None = None) -> Batch:
         """Pure: simulate units at each theta. Whoever calls it enters the cost with `count`."""
-        return self.batch_of(jax.random.split(rng_key, theta.shape[0]), theta, num_per_theta)
+        return self.batch_of(jax.random.split(rng_key, theta.shape[0]), theta, num_per_theta, spread)
 
-    def batch_of(self, keys: Array, theta: Float[Array, "k d"], num_per_theta: int) -> Batch:
+    def batch_of(self, keys: Array, theta: Float[Array, "k d"], num_per_theta: int, spread: Float[Array, ""] | None = None) -> Batch:
         """The same with a key for every theta: two thetas with one key get the same random numbers."""
-        simulated = jax.vmap(self.units.simulate, (0, 0, None))(keys, theta, num_per_theta)
+        simulated = jax.vmap(lambda key, t: self.units.simulate(key, t, num_per_theta, spread))(keys, theta)
         ok = jnp.all(jnp.isfinite(simulated.x), -1)
         if self.units.density != "none":  # else it is zero, and XLA would take half a minute to fold that away
             ok &= jnp.all(jnp.isfinite(simulated.joint_score), -1)
-        x, joint_score = (jnp.where(ok[..., None], a, 0.0) for a in simulated)
+        x, joint_score = (jnp.where(ok[..., None], a, 0.0) for a in simulated[:2])
         probe = jax.random.rademacher(jax.random.fold_in(keys[0], 1), theta.shape, theta.dtype)
-        return Batch(theta, x, joint_score, ok.astype(x.dtype), ok, probe)
+        return Batch(theta, x, joint_score, jnp.where(ok, simulated.weight, 0.0).astype(x.dtype), ok, probe)
 
     def count(self, stage: str, num: int, num_failed: int | Array = 0) -> None:
         before = self.spent.get(stage, Simulations(0, 0))

@@ -8,8 +8,10 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.primitives import _PYRO_STACK
 
 __all__ = [
     "Simulated",
@@ -41,6 +43,8 @@ class Simulated(dist.Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
+    pytree_aux_fields = ("is_given",)
+    is_given = False
 
     def __init__(self, value: ArrayLike, event_dim: int = 0, *, validate_args: bool | None = None):
         shape = jnp.shape(value)
@@ -49,6 +53,7 @@ class Simulated(dist.Distribution):
                 f"Simulated got a value of shape {shape} and event_dim={event_dim}; event_dim must lie between 0 and {len(shape)}."
             )
         self.value = value
+        self.is_given = _is_in_gibbs()
         cut = len(shape) - event_dim
         super().__init__(shape[:cut], shape[cut:], validate_args=validate_args)
 
@@ -60,10 +65,20 @@ class Simulated(dist.Distribution):
         return jnp.broadcast_to(self.value, sample_shape + self.batch_shape + self.event_shape)
 
     def log_prob(self, value: ArrayLike) -> Array:
+        """Zero in a block of Gibbs: there SLSLangevin owns what the simulator uses, and to the other blocks the data are a constant."""
+        if self.is_given:
+            return jnp.zeros(self.batch_shape)
         raise NotImplementedError(
             "Simulated has no density, so NUTS, SVI and other likelihood-based methods cannot use it. "
             "Use MCMC(SLSLangevin(model), ...), which learns the score of the likelihood from simulations."
         )
+
+
+def _is_in_gibbs() -> bool:
+    """Whether the model runs conditioned by ``numpyro.infer.Gibbs``, which conditions and substitutes the same values."""
+    given = [h.data for h in _PYRO_STACK if isinstance(h, handlers.condition) and h.data]
+    put = [h.data for h in _PYRO_STACK if isinstance(h, handlers.substitute) and h.data]
+    return any(a is b for a in given for b in put)
 
 
 def unwrapped(fn: dist.Distribution) -> dist.Distribution:

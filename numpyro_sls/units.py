@@ -11,12 +11,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from numpyro_sls.model import Sampler, TracedModel, pruned
+from numpyro_sls.model import ModelRun, Sampler, TracedModel, pruned
 from numpyro_sls.parameters import Parameters, make_parameters
 
 __all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units", "transitions"]
 
 MAX_SURPRISE = 0.1  # in log density, over a step of a fiftieth of a proposal sd
+STRETCH = 2.0  # of the nuisances of units that are spread out
 MAX_LEVELS = 20  # an integer covariate with at most so many values is also shown to the network one-hot
 
 
@@ -25,6 +26,7 @@ class SimulatedUnits(NamedTuple):
 
     x: Float[Array, "m p"]
     joint_score: Float[Array, "m d"]
+    weight: Float[Array, " m"]  # by which an average over them is one over the model; 1 unless they were spread out
 
 
 class CovariateLayout(NamedTuple):
@@ -53,14 +55,18 @@ class Units:
         """The data set, one row a unit, covariates behind the observations."""
         return jnp.concatenate([self.traced.observed(), self.covariates], axis=-1)
 
-    def simulate(self, rng_key: Array, theta: Float[Array, " d"], num: int) -> SimulatedUnits:
-        """Simulate ``num`` units at theta, their covariates drawn from the rows of the data."""
+    def simulate(self, rng_key: Array, theta: Float[Array, " d"], num: int, spread: Float[Array, ""] | None = None) -> SimulatedUnits:
+        """Simulate ``num`` units at theta, their covariates drawn from the rows of the data.
+
+        Of the units a share ``spread`` has its normal nuisances at twice their distance from the mean, and so reaches where
+        the model hardly ever goes.
+        """
         key_index, key_run = jax.random.split(rng_key)
         index = jax.random.randint(key_index, (num,), 0, self.num_units)
         if self.traced.unit_plate is None:
             each = jax.vmap(lambda key: self._simulate(key, theta, index[:1]))(jax.random.split(key_run, num))
             return jax.tree.map(lambda a: a[:, 0], each)
-        return self._simulate(key_run, theta, index)
+        return self._simulate(key_run, theta, index, spread)
 
     def simulate_x(self, rng_key: Array, theta: Float[Array, " d"], num: int) -> Float[Array, "m p"]:
         """Only the units, without the joint score: the compiler drops the rest."""
@@ -101,10 +107,39 @@ class Units:
         pairs = {k: zip(run.supports[k], again.supports[k], strict=True) for k in run.supports}
         return {k: jnp.any(jnp.array([_differ(a, b) for a, b in p] or [False])) for k, p in pairs.items()}
 
-    def _simulate(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"]) -> SimulatedUnits:
-        run = self.traced.run(rng_key, index, self.parameters.unflatten(theta))
+    def _simulate(
+        self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], spread: Float[Array, ""] | None = None
+    ) -> SimulatedUnits:
+        m, params = index.shape[0], self.parameters.unflatten(theta)
+        if spread is None or not self.traced.stretchable:
+            run, weight = self.traced.run(rng_key, index, params), jnp.ones(m)
+        else:
+            run, weight = self._stretched(rng_key, index, params, spread)
         joint_score = self._joint_score(rng_key, theta, index, run.values)
-        return SimulatedUnits(jnp.concatenate([self._noised(rng_key, run.features), self.covariates[index]], axis=-1), joint_score)
+        x = jnp.concatenate([self._noised(rng_key, run.features), self.covariates[index]], axis=-1)
+        return SimulatedUnits(x, joint_score, weight)
+
+    def _stretched(self, rng_key: Array, index: Int[Array, " m"], params: dict, spread: Float[Array, ""]) -> tuple[ModelRun, Array]:
+        """A run in which some units are stretched, with p(z) / ((1 - spread) p(z) + spread p(z / 2) / 2) as the weight of each."""
+        traced, m = self.traced, index.shape[0]
+        chosen = jax.random.uniform(jax.random.fold_in(rng_key, 1), (m,)) < spread
+        scale = jnp.where(chosen, STRETCH, 1.0)
+        ratios = [jnp.zeros(m)]  # log of the stretched density over the model's
+
+        def draw(name, fn, key):
+            value = fn.sample(key)
+            if name not in traced.stretchable:
+                return value
+            axis = value.ndim + traced.plate_dim - fn.event_dim
+            by_unit = scale.reshape([m if i == axis else 1 for i in range(value.ndim)])
+            value = fn.mean + by_unit * (value - fn.mean)
+            nearer = fn.mean + (value - fn.mean) / STRETCH
+            per_unit = traced.per_unit(fn.log_prob(nearer) - fn.log_prob(value), m).sum(-1)
+            ratios.append(per_unit - value.size // m * np.log(STRETCH))
+            return value
+
+        run = traced.run(rng_key, index, params, sampler=draw)
+        return run, 1 / (1 - spread + spread * jnp.exp(sum(ratios)))
 
     def _noised(self, rng_key: Array, features: Float[Array, "m o"]) -> Float[Array, "m o"]:
         if self.noise_sd is None:

@@ -10,7 +10,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sls import SLS, SLSLangevin, Training
-from numpyro_sls.langevin import _at, _score_delta, line_integral
+from numpyro_sls.dynamics import line_integral, point_at, score_in_delta
 from tests.cases import CASES
 
 
@@ -130,9 +130,9 @@ def test_new_data_with_jitted_arguments_are_refused_by_a_kernel_that_fits(counte
 
 def test_the_line_integral_of_the_score_is_the_difference_of_potentials(location_fit):
     posterior, data = location_fit.posterior, location_fit.data
-    old, new = (_at(posterior, data, jnp.array(d)) for d in ([0.5, -1.0], [-0.3, 0.4]))
+    old, new = (point_at(posterior, data, jnp.array(d)) for d in ([0.5, -1.0], [-0.3, 0.4]))
     move = new.delta - old.delta
-    by_score = line_integral(lambda d: _score_delta(posterior, data, d), old.delta, move)
+    by_score = line_integral(lambda d: score_in_delta(posterior, data, d), old.delta, move)
     np.testing.assert_allclose(by_score, old.potential - new.potential, rtol=1e-2, atol=1e-2)
 
 

@@ -40,6 +40,8 @@ ORDER = [
     "preparation",
     "notices",
     "fit",
+    "dynamics",
+    "blocks",
     "langevin",
     "checkpoint",
     "diagnostics",

@@ -54,6 +54,34 @@ def test_ar1_by_transitions():
     assert _w1_to_normal(_draws(fit, (series,))["phi"], float(mean), float(sd)) < 0.2
 
 
+RICKER_NOISE = 0.3
+
+
+def ricker(series):
+    """A population that grows and crowds itself out, x' = x exp(a - b x + noise): a nonlinear map, chaotic for large a."""
+    a = numpyro.sample("a", dist.Normal(1, 1))
+    b = numpyro.sample("b", dist.Normal(1, 1))
+    before, after = transitions(series)
+    with numpyro.plate("years", after.shape[0]) as year:
+        x = jnp.asarray(before)[year, 0]
+        e = numpyro.sample("e", dist.Normal())
+        numpyro.sample("x", Simulated(x * jnp.exp(a - b * x + RICKER_NOISE * e)), obs=after[:, 0])
+
+
+def test_a_nonlinear_map_by_transitions():
+    """log(x' / x) is linear in a and b: their exact posterior is normal, which the fit, given x alone, does not know."""
+    grow = lambda x, e: (x * jnp.exp(2.2 - x + RICKER_NOISE * e),) * 2  # noqa: E731
+    series = jax.lax.scan(grow, 1.0, random.normal(random.key(4), (301,)))[1]
+    fit = SLS(ricker).run(random.key(0), series, progress_bar=False)
+    before, after = (np.asarray(a[:, 0], float) for a in transitions(series))
+    design = np.stack([np.ones_like(before), -before], axis=1) / RICKER_NOISE
+    covariance = np.linalg.inv(np.eye(2) + design.T @ design)
+    mean = covariance @ (np.ones(2) + design.T @ (np.log(after / before) / RICKER_NOISE))
+    draws = _draws(fit, (series,))
+    for j, name in enumerate("ab"):
+        assert _w1_to_normal(draws[name], mean[j], covariance[j, j] ** 0.5) < 0.2
+
+
 def test_transitions_cut_series_of_any_order_and_number():
     x = jnp.arange(24.0).reshape(2, 6, 2)
     before, after = transitions(x, order=2)
