@@ -144,7 +144,7 @@ def discretization_bias(
 
         def step(carry, key):
             point, i, total, square = carry
-            point, _ = langevin_step(key, point, size, posterior, data, adjusted=False)
+            point, _ = langevin_step(key, point, jnp.asarray(size, point.delta.dtype), posterior, data, adjusted=False)
             counts = i >= num // 2
             return (point, i + 1, total + counts * point.delta, square + counts * point.delta**2), None
 

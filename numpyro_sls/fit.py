@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Float
 import numpy as np
 from tqdm.auto import tqdm
@@ -132,7 +133,7 @@ class SLSFit:
         potential = self.potential_fn(*model_args, **model_kwargs)
         return lambda z: -potential(z)
 
-    def log_likelihood(self, params: Mapping[str, Array], *model_args, **model_kwargs) -> Array:
+    def log_likelihood(self, params: Mapping[str, ArrayLike], *model_args, **model_kwargs) -> Array:
         """The learned log likelihood of a data set at parameters in their own values, up to a constant; for ``numpyro.factor``.
 
         Its gradient is the learned score. The data must be concrete: an array that the other model closes over or is given.
@@ -141,7 +142,9 @@ class SLSFit:
         missing = [k for k in parameters.shapes if k not in params]
         if missing:
             raise ValueError(f"log_likelihood needs a value for {missing}; the parameters of the fit are {list(parameters.shapes)}.")
-        return self.posterior.log_likelihood(parameters.flatten(parameters.unconstrain(dict(params))), data)
+        return self.posterior.log_likelihood(
+            parameters.flatten(parameters.unconstrain({k: jnp.asarray(v) for k, v in params.items()})), data
+        )
 
     def condition(self, *model_args, **model_kwargs) -> DataTerms:
         """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew, once."""

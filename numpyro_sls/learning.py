@@ -90,7 +90,7 @@ class Learner:
         key_source, key_init, key_train = jax.random.split(rng_key, 3)
         pilot, held_out, table, num_steps = self._source(key_source, proposal, num_simulations, stage)
         context, weights = self._prepare(key_init, pilot, proposal)
-        context = context._replace(table=table, focus=self._proposal_focus(key_source, proposal, stage))
+        context = context._replace(table=table, focus=self._proposal_focus(key_source, proposal, stage, pilot))
         held_out = held_out if context.focus is None else focused(key_source, held_out, context.focus, held_out.ok.shape[1])
         weights, curve = self._train(self._score_trainer, key_train, weights, held_out, context, num_steps, stage)
         self._count_stream(stage, table, curve, self.training.num_thetas * self.num_simulated_per_theta)
@@ -100,7 +100,7 @@ class Learner:
         """How fast the score trains on a stream; its simulations are entered as diagnosis."""
         pilot = self._draw(rng_key, unit.proposal, self.training.num_thetas, "diagnosis")
         context, _ = self._prepare(rng_key, pilot, unit.proposal)
-        context = context._replace(standardizer=unit.standardizer, focus=self._proposal_focus(rng_key, unit.proposal, "diagnosis"))
+        context = context._replace(standardizer=unit.standardizer, focus=self._proposal_focus(rng_key, unit.proposal, "diagnosis", pilot))
         speed = measure_speed(self._score_trainer, rng_key, unit.weights, context)
         self.simulator.count("diagnosis", 6 * CHUNK * self.training.num_thetas * self.num_simulated_per_theta)
         return speed
@@ -115,7 +115,7 @@ class Learner:
         each = num_simulations // len(ladder) if learner.training.is_fresh else num_simulations
         pilot, held_out, table, num_steps = learner._source(key_source, unit.proposal, each, stage)
         context, _ = learner._prepare(key_source, pilot, unit.proposal)
-        focus = learner._proposal_focus(key_source, unit.proposal, stage)
+        focus = learner._proposal_focus(key_source, unit.proposal, stage, pilot)
         held_out = held_out if focus is None else focused(key_source, held_out, focus, held_out.ok.shape[1])
         trainer, curves, found = learner._curvature_trainer, {}, []
         for penalty in ladder:
@@ -285,11 +285,15 @@ class Learner:
 
         return prepare
 
-    def focus_terms(self, rng_key: Array, theta: Float[Array, "k d"], centre: Float[Array, " d"], stage: str) -> FocusTerms | None:
+    def focus_terms(
+        self, rng_key: Array, theta: Float[Array, "k d"], centre: Float[Array, " d"], stage: str, pilot: Batch | None = None
+    ) -> FocusTerms | None:
         """Weights in x for units at these thetas; the units at the centre say whether the data are out of the model's reach."""
         num_responses = self.observed.shape[1] - self.simulator.units.covariates.shape[1]
         if self.focus is None or self.focus.flatten == 0 or self.matched > 1 or self.observed.shape[0] < MIN_ROWS or num_responses == 0:
             return None
+        if pilot is not None and self.training.num_simulations is not None:  # a budget: what has been simulated must do
+            return make_focus(pilot.x[pilot.ok], pilot.weight[pilot.ok], self.observed, num_responses, self.focus)
         num_units, spread = PILOT_UNITS if self.training.num_simulations is not None else FOCUS_UNITS, 0.0
         if self.simulator.units.traced.stretchable:
             middle = self._simulate(rng_key, jnp.broadcast_to(centre, theta.shape), num_units // theta.shape[0])
@@ -299,9 +303,9 @@ class Learner:
         self.simulator.count(stage, units.ok.size, int((~units.ok).sum()))
         return make_focus(units.x[units.ok], units.weight[units.ok], self.observed, num_responses, self.focus, spread)
 
-    def _proposal_focus(self, rng_key: Array, proposal: Proposal, stage: str) -> FocusTerms | None:
+    def _proposal_focus(self, rng_key: Array, proposal: Proposal, stage: str, pilot: Batch) -> FocusTerms | None:
         key_theta, key_units = jax.random.split(rng_key)
-        return self.focus_terms(key_units, proposal.sample(key_theta, FOCUS_THETAS), proposal.frame()[0], stage)
+        return self.focus_terms(key_units, proposal.sample(key_theta, FOCUS_THETAS), proposal.frame()[0], stage, pilot)
 
     def _source(
         self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str, focus: bool = True

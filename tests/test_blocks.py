@@ -35,6 +35,7 @@ def tractable(x):
         numpyro.sample("x", dist.Normal(theta[jnp.asarray(GROUP)], 1), obs=x)
 
 
+@pytest.mark.slow
 def test_a_hierarchy_in_gibbs():
     """Simulator per group by SLSLangevin, hyper-parameters by NUTS; means within 0.2 and sds within 15 % of NUTS on the exact model."""
     x = jnp.asarray([1.0, -0.5, 2.0])[GROUP] + random.normal(random.key(1), GROUP.shape)

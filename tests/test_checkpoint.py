@@ -21,7 +21,7 @@ def _draws(fit, data):
     return mcmc.get_samples()
 
 
-@pytest.mark.parametrize("which", ["location_fit", "table_fit", "mlp_fit"])
+@pytest.mark.parametrize("which", ["location_fit", "table_fit", pytest.param("mlp_fit", marks=pytest.mark.slow)])
 def test_the_same_draws_after_a_reload(which, request, location_data, tmp_path):
     fit = request.getfixturevalue(which)
     save_fit(fit, tmp_path / "fit.sls")

@@ -6,7 +6,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 import pytest
 
 from numpyro_sls import SLS, SLSLangevin, Training
@@ -173,3 +173,45 @@ def test_settings_are_checked(table_fit):
         SLSLangevin(table_fit, num_steps=0)
     with pytest.raises(ValueError, match="target_accept_prob"):
         SLSLangevin(table_fit, target_accept_prob=2.0)
+
+
+def _w1(ours, theirs):
+    grid = (np.arange(500) + 0.5) / 500
+    return np.abs(np.quantile(ours, grid) - np.quantile(theirs, grid)).mean() / np.std(theirs)
+
+
+def test_ways_to_sample_agree(location_fit, location_data):
+    """Adjusted, annealed, and NUTS on the potential: the same posterior to W1 0.05 sds."""
+    draws = {}
+    for name, settings in {"adjusted": {}, "annealed": {"annealed": True}}.items():
+        mcmc = _mcmc(SLSLangevin(location_fit, **settings), chains=40, samples=1000, warmup=300)
+        mcmc.run(random.key(0), *location_data)
+        draws[name] = mcmc.get_samples()
+    nuts = _mcmc(NUTS(potential_fn=location_fit.potential_fn(*location_data)), chains=10, samples=2000, warmup=300)
+    start = {k: jnp.full(10, v) for k, v in location_fit.units.parameters.unflatten(location_fit.data.mode).items()}
+    nuts.run(random.key(0), init_params=start)
+    z = nuts.get_samples()
+    draws["nuts"] = {"a": z["a"], "b": jnp.exp(z["b"])}
+    for name in ("annealed", "nuts"):
+        assert max(_w1(draws[name][k], draws["adjusted"][k]) for k in "ab") < 0.05, name
+
+
+def test_the_bias_of_unadjusted_steps(location_fit, location_data):
+    """On a Gaussian the stationary variance is 1 / (1 - e^2 / 4); step halving finds it, and so do the draws."""
+    size = 0.9
+    kernel = SLSLangevin(location_fit, adjusted=False, step_size=size)
+    bias = kernel.discretization_bias(random.key(0), *location_data)
+    wanted = (1 - size**2 / 4) ** -0.5
+    np.testing.assert_allclose(bias.sd_ratio, wanted, atol=0.04)
+    assert np.all(np.abs(bias.shift) < 0.1)
+    assert "0.9" in str(bias)
+    smaller = kernel.discretization_bias(random.key(0), *location_data, step_size=0.45)
+    assert np.all(smaller.sd_ratio < 1.04)
+
+
+def test_a_start_far_outside_ends_in_the_same_posterior(location_fit, location_data):
+    usual, far = _mcmc(SLSLangevin(location_fit), chains=20, samples=500), _mcmc(SLSLangevin(location_fit), chains=20, samples=500)
+    usual.run(random.key(0), *location_data)
+    far.run(random.key(0), *location_data, init_params={"a": jnp.full(20, 500.0), "b": jnp.full(20, -30.0)})
+    assert not far.get_extra_fields()["diverging"].any()
+    assert max(_w1(far.get_samples()[k], usual.get_samples()[k]) for k in "ab") < 0.1

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def test_public_names_have_a_docstring_with_a_doctest(name):
 
 def test_the_example_runs_small(tmp_path):
     command = [sys.executable, "examples/mg1_queue.py", "--small", "--output", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "jax-example")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **cache})
     assert done.returncode == 0, done.stderr
     assert "theta1" in done.stdout
     assert (tmp_path / "queue.png").exists()

@@ -68,6 +68,7 @@ def ricker(series):
         numpyro.sample("x", Simulated(x * jnp.exp(a - b * x + RICKER_NOISE * e)), obs=after[:, 0])
 
 
+@pytest.mark.slow
 def test_a_nonlinear_map_by_transitions():
     """log(x' / x) is linear in a and b: their exact posterior is normal, which the fit, given x alone, does not know."""
     grow = lambda x, e: (x * jnp.exp(2.2 - x + RICKER_NOISE * e),) * 2  # noqa: E731
@@ -105,6 +106,7 @@ def exchangeable(x):
     numpyro.sample("x", Simulated(loc + effect + e, event_dim=1), obs=x)
 
 
+@pytest.mark.slow
 def test_exchangeable_gaussian_as_one_whole():
     """W1 at most 0.2 exact sds, with the curvature identity asked for on several data sets at each theta."""
     x = 1 + random.normal(random.key(5), ()) + random.normal(random.key(6), (NUM_TOGETHER,))
