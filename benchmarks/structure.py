@@ -67,7 +67,7 @@ def run_monotone(options) -> None:
         exact = np.asarray(monotone.exact_posterior(random.key(2), xy))
         settings = {**monotone.SETTINGS, "target": "implicit"}
         if options.simulations:
-            settings["training"] = Training(num_simulations=options.simulations)
+            settings["training"] = Training(num_simulations=options.simulations, num_per_theta=64)
         fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
         draws, outside = sampled(fit, xy, num_steps=16)
         basis = np.asarray(monotone.features(GRID)).T

@@ -109,7 +109,8 @@ def _two_level(x):
         numpyro.sample("x", dist.Normal(z, 1), obs=x)
 
 
-@pytest.mark.parametrize("shift", [pytest.param(0.0, marks=pytest.mark.slow), 5.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0.0, 5.0])
 def test_a_region_that_the_posterior_leaves_is_moved(shift, monkeypatch, recwarn):
     """The paper's proposal, put some of its sds off: the score is trained again around the mode, and that is said and counted."""
     monkeypatch.setattr(fit_module, "DEFAULT_BUDGET", {"first rounds": 0, "training": 500_000, "debiasing": 50_000})

@@ -44,6 +44,7 @@ def ar1_data(rng_key, length):
     return jax.lax.scan(lambda x, e: (0.6 * x + e, 0.6 * x + e), 0.0, random.normal(rng_key, (length,)))[1]
 
 
+@pytest.mark.slow
 def test_ar1_by_transitions():
     """The exact posterior of phi is normal. W1 at most 0.2 of its sd; nothing is used of the density."""
     series = ar1_data(random.key(2), 301)
