@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from importlib.metadata import version
 import io
 import json
@@ -14,22 +15,6 @@ import jaxlib
 import numpy as np
 import numpyro
 
-from numpyro_sls import (
-    boundary,
-    debias,
-    focus,
-    joint,
-    localization,
-    marginals,
-    networks,
-    objectives,
-    proposal,
-    readout,
-    reparametrize,
-    score,
-    simulate,
-    training,
-)
 from numpyro_sls.conditioning import Conditioner
 from numpyro_sls.fit import SLS, SLSFit
 from numpyro_sls.score import PosteriorScore
@@ -37,22 +22,8 @@ from numpyro_sls.score import PosteriorScore
 __all__ = ["load_fit", "save_fit"]
 
 FORMAT = 1
-MODULES = (
-    boundary,
-    debias,
-    focus,
-    joint,
-    localization,
-    marginals,
-    networks,
-    objectives,
-    proposal,
-    readout,
-    reparametrize,
-    score,
-    simulate,
-    training,
-)
+# whose tuples and settings may stand in a file
+MODULES = "boundary debias focus joint localization marginals networks objectives proposal readout reparametrize score simulate training"
 PARTS = ("proposal", "data", "localization", "joint", "local_mean", "readout", "smoothing", "curves", "seconds")
 
 
@@ -84,6 +55,10 @@ def save_fit(fit: SLSFit, path: str | os.PathLike) -> None:
         "simulations": writer.encode(fit.simulations),
         "parts": {name: writer.encode(getattr(fit, name)) for name in PARTS},
     }
+    if _has_code([header["model_args"], header["model_kwargs"]]):
+        raise ValueError(
+            "The model was fitted with arguments that are not data (functions or other objects); only arrays, numbers and strings can be saved."
+        )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("header.json", json.dumps(header, indent=1))
         for name, array in writer.arrays.items():
@@ -205,10 +180,6 @@ class _Reader(NamedTuple):
             return [self.decode(v) for v in value["list"]]
         if "tuple" in value:
             return tuple(self.decode(v) for v in value["tuple"])
-        if "code" in value:
-            raise ValueError(
-                f"The model was fitted with an argument that is not data, {value['code']}, and cannot be saved. Pass arrays, numbers and strings to the model."
-            )
         return _classes()[value.get("named") or value["settings"]](**{k: self.decode(v) for k, v in value["fields"].items()})
 
 
@@ -220,5 +191,6 @@ def _has_code(value: Any) -> bool:
 
 def _classes() -> dict[str, type]:
     """What may stand in a file, by name: the tuples and settings of the package."""
-    found = {name: c for module in MODULES for name, c in vars(module).items() if isinstance(c, type) and c.__module__ == module.__name__}
+    modules = [import_module(f"numpyro_sls.{name}") for name in MODULES.split()]
+    found = {name: c for module in modules for name, c in vars(module).items() if isinstance(c, type) and c.__module__ == module.__name__}
     return {name: c for name, c in found.items() if is_dataclass(c) or hasattr(c, "_fields")}

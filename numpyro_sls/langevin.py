@@ -55,8 +55,8 @@ class SLSLangevin(MCMCKernel):
     :param num_steps: Langevin steps between two draws; a step is cheap, whatever the size of the data.
     :param adjusted: accept or reject every step by Metropolis, by the potential or the line integral of the score. Without it
         the draws have a bias that falls as the square of the step size; ``discretization_bias(rng_key, *model_args)`` estimates it.
-    :param annealed: start the chains from the proposal of the training and cool them down to the posterior in the first half of
-        warm-up, for posteriors with more than one mode.
+    :param annealed: start the chains five posterior sds wide, at a temperature to match, and cool them down in the first half of
+        warm-up.
     :param step_size: at the start, in posterior sds.
     :param target_accept_prob: what the step size is adapted to during warm-up.
     :param fit_key: the key that the fit follows from. It is apart from the key of the run, so that a chain does not
@@ -242,7 +242,8 @@ class SLSLangevin(MCMCKernel):
 
     def _inverse_temperature(self, state: SLSLangevinState) -> Array:
         """From one at which the posterior is as wide as the start of annealed chains up to 1, over the first half of warm-up."""
-        progress = jnp.minimum(state.i / max(1, self._num_warmup // 2), 1.0)
+        length = self._num_warmup // 2
+        progress = jnp.minimum(state.i / length, 1.0) if length else jnp.ones(())
         return ANNEALED_WIDTH ** (-2 * (1 - progress))
 
     def _fit_and_terms(self, model_args: tuple, model_kwargs: dict, siblings: Sequence[str] = ()) -> tuple[SLSFit, DataTerms]:

@@ -140,7 +140,7 @@ class Learner:
         each = num_simulations // (1 + len(ladder)) if self.training.is_fresh else num_simulations
         if by_moments:
             unit, each = unit._replace(moments=self.moments(key_mean, unit, each // 2)), each // 2
-        pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, each, stage, focus=False)
+        pilot, held_out, table, num_steps = self._source(key_source, unit.proposal, each, stage)
         context = MeanContext(unit._replace(mean_weights=None), self._control(unit, pilot), jnp.zeros(()), table)
         start = unit.mean_weights if unit.mean_weights is not None else jax.jit(self.learned.mean_network.init)(key_init)
         trainer, curves, found, weights = self._mean_trainer(settings.method), {}, [], start
@@ -273,7 +273,8 @@ class Learner:
             x = pilot.x.reshape(-1, pilot.x.shape[-1])
             t = jax.vmap(proposal.score_in_eta)(pilot.theta, pilot.joint_score)
             t = t.sum(1) / np.sqrt(self.matched) if self.matched > 1 else t.reshape(-1, proposal.dim)
-            embedded = getattr(self.learned.network, "embedding", None) is not None
+            network = self.learned.network
+            embedded = getattr(getattr(network, "network", network), "embedding", None) is not None  # also of an ensemble's members
             standardizer = make_standardizer(x, None if embedded else np.asarray(self.simulator.units.covariates))
             weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
             low, high = self.simulator.units.parameters.box
@@ -307,9 +308,7 @@ class Learner:
         key_theta, key_units = jax.random.split(rng_key)
         return self.focus_terms(key_units, proposal.sample(key_theta, FOCUS_THETAS), proposal.frame()[0], stage, pilot)
 
-    def _source(
-        self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str, focus: bool = True
-    ) -> tuple[Batch, Batch, Batch | None, int]:
+    def _source(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[Batch, Batch, Batch | None, int]:
         """Units to look at first, held-out ones, a table (None: a stream), and how many steps the budget allows."""
         # The budget of a stream counts units trained on; what is simulated beside them is counted when it is spent.
         num_thetas = num_simulations // self.num_per_theta
@@ -476,9 +475,6 @@ class Learner:
 
 
 SPREAD = 0.25  # share of the units whose nuisances are spread out, where some observed unit is out of the model's reach
-FOCUS_THETAS, FOCUS_UNITS, PILOT_UNITS = (
-    1024,
-    65_536,
-    4096,
-)  # thetas and units that say how rare a unit is, with an open budget and a given one
+FOCUS_THETAS, FOCUS_UNITS = 1024, 65_536  # that say how rare a unit is
+PILOT_UNITS = 4096  # the same where the budget is given
 MIN_ROWS = 20  # of the data, for their distances to say where units lie

@@ -197,12 +197,14 @@ def test_ways_to_sample_agree(location_fit, location_data):
 
 
 def test_the_bias_of_unadjusted_steps(location_fit, location_data):
-    """On a Gaussian the stationary variance is 1 / (1 - e^2 / 4); step halving finds it, and so do the draws."""
+    """On a Gaussian with precision H the stationary covariance is (H - e^2 H^2 / 4)^-1; step halving finds it."""
     size = 0.9
     kernel = SLSLangevin(location_fit, adjusted=False, step_size=size)
     bias = kernel.discretization_bias(random.key(0), *location_data)
-    wanted = (1 - size**2 / 4) ** -0.5
-    np.testing.assert_allclose(bias.sd_ratio, wanted, atol=0.07)  # the posterior is about Gaussian, and delta about of unit sd
+    posterior, data = location_fit.posterior, location_fit.data
+    h = np.asarray(jax.hessian(lambda d: posterior.potential(data.mode + data.factor @ d, data))(jnp.zeros(2)), float)
+    wanted = np.sqrt(np.diag(np.linalg.inv(h - size**2 / 4 * h @ h)) / np.diag(np.linalg.inv(h)))
+    np.testing.assert_allclose(bias.sd_ratio, wanted, atol=0.04)
     assert np.all(np.abs(bias.shift) < 0.1)
     assert "0.9" in str(bias)
     smaller = kernel.discretization_bias(random.key(0), *location_data, step_size=0.45)
