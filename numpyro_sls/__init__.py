@@ -4,7 +4,8 @@ from numpyro_sls import models
 from numpyro_sls.boundary import Smoothing
 from numpyro_sls.checkpoint import load_fit, save_fit
 from numpyro_sls.debias import Debias
-from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.fit import SLS
+from numpyro_sls.fitted import SLSFit
 from numpyro_sls.focus import Focus
 from numpyro_sls.langevin import SLSLangevin, SLSLangevinState
 from numpyro_sls.localization import Localization

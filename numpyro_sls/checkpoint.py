@@ -16,14 +16,17 @@ import numpy as np
 import numpyro
 
 from numpyro_sls.conditioning import Conditioner
-from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.fit import SLS
+from numpyro_sls.fitted import SLSFit
 from numpyro_sls.score import PosteriorScore
 
 __all__ = ["load_fit", "save_fit"]
 
 FORMAT = 1
 # whose tuples and settings may stand in a file
-MODULES = "boundary debias focus joint localization marginals networks objectives proposal readout reparametrize score simulate training"
+MODULES = (
+    "boundary debias focus inputs joint localization marginals networks objectives proposal readout reparametrize score simulate training"
+)
 PARTS = ("proposal", "data", "localization", "joint", "local_mean", "readout", "smoothing", "curves", "seconds")
 
 
@@ -154,7 +157,8 @@ class _Writer:
         if isinstance(value, Mapping):
             return {"dict": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
         name = type(value).__name__
-        if isinstance(value, tuple) and hasattr(value, "_fields") and name in _classes():
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            assert name in _classes(), f"the module of {name} must be among those of a file"
             return {"named": name, "fields": {k: self.encode(v) for k, v in zip(value._fields, value, strict=True)}}
         if isinstance(value, (list, tuple)):
             return {type(value).__name__: [self.encode(v) for v in value]}

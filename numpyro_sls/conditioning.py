@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
+from numpyro_sls.leaning import NUM_CHAINS, around_draws, draw_posterior, make_mean_sums, solve_mean
 from numpyro_sls.learning import FOCUS_THETAS, Learner
 from numpyro_sls.marginals import MAX_COLUMNS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
@@ -44,6 +45,7 @@ MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place wher
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
+NUM_TURNS = 4  # of drawing from the posterior and removing the mean over the draws, where there is no mode
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
@@ -104,7 +106,9 @@ class Conditioner:
             # Without a mode there is no place around which to mend anything; what was measured over the middle may be wrong elsewhere.
             data = self.terms(unit, x, num_units)
             mode = self.mode(unit, data, jnp.inf)
-            return Conditioned(_around(data, mode), mode, None, None)
+            if not self.learner.learned.has_layout(unit):
+                return Conditioned(_around(data, mode), mode, None, None)
+            return self._over_draws(keys[1], unit, _around(data, mode), left)
         for i in range(3):
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
@@ -126,6 +130,52 @@ class Conditioner:
             if left < self.learner.training.batch_size * 10 or (not moved and error <= settings.tolerance):
                 break
         return Conditioned(data, mode, found, readout)
+
+    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
+        """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
+        size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
+        num_batches = max(1, max_simulations // size)
+        shares = [0.15] * (NUM_TURNS - 1) + [1 - 0.15 * (NUM_TURNS - 1)]
+        for i, share in enumerate(shares):
+            key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
+            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
+            data, mode = around_draws(unit, data, theta)
+            num, totals = max(1, int(share * num_batches)), None
+            for j in range(num):
+                rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(theta))
+                new = self._mean_sums(jax.random.fold_in(key_sums, j), theta[rows], unit, data.local, mode.eta_factor)
+                new = jax.tree.map(lambda a: np.asarray(a, float), new)
+                totals = new if totals is None else jax.tree.map(np.add, totals, new)
+            assert totals is not None
+            self.learner.simulator.count("debiasing near the posterior", num * size, int(totals.num_failed))
+            offset, slope = (jnp.asarray(a, theta.dtype) for a in solve_mean(totals, d))
+            data = data._replace(local=data.local._replace(offset=offset, slope=slope))
+        assert theta is not None
+        # Where the sampler starts, and in which coordinates, follows the last posterior.
+        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:])
+        last, mode = around_draws(unit, data, theta)
+        return Conditioned(last._replace(local=data.local), mode, None, None)
+
+    @cached_property
+    def _draws(self):
+        log_prior = self.learner.simulator.units.parameters.log_prior
+
+        def draws(rng_key, unit, data, start):
+            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start)
+
+        return jax.jit(draws)
+
+    @cached_property
+    def _mean_sums(self):
+        def mean_score(rng_key, theta, unit):
+            batch = self.learner.simulator.batch(rng_key, theta, LARGE[1])
+
+            def at(theta, x, ok):
+                return (ok / jnp.maximum(ok.sum(), 1)) @ self.learner.learned.units(unit, unit.proposal.whiten(theta), x)
+
+            return jax.vmap(at)(batch.theta, batch.x, batch.ok.astype(batch.x.dtype)), (~batch.ok).sum()
+
+        return make_mean_sums(mean_score)
 
     @cached_property
     def mode(self):
@@ -167,8 +217,8 @@ class Conditioner:
         key_pilot, key_mean = jax.random.split(rng_key)
         d = unit.proposal.dim
         theta = data.mode + jax.random.normal(key_pilot, (training.num_thetas, d)) @ data.factor.T
-        pilot = learner._simulate(key_pilot, theta, training.num_per_theta)
-        context = LocalContext(unit, learner._control(unit, pilot), None, data)
+        pilot = learner.simulate(key_pilot, theta, training.num_per_theta)
+        context = LocalContext(unit, learner.control(unit, pilot), None, data)
         large = max_simulations >= 10 * LARGE[0] * LARGE[1]
         sums_fn, size = (self._large_sums, LARGE[0] * LARGE[1]) if large else (self._small_sums, training.batch_size)
         left = max_simulations - pilot.ok.size
@@ -214,7 +264,7 @@ class Conditioner:
         widths = [_readout_width(data)] if focus is None or focus.spread == 0 else [_readout_width(data), jnp.ones(())]
         context, size = LocalContext(unit, jnp.zeros(unit.proposal.dim), focus, data), LARGE[0] * LARGE[1]
         theta = data.mode + jax.random.normal(key_edges, (LARGE[0], unit.proposal.dim)) @ data.factor.T
-        first = self.learner._simulate(key_edges, theta, EDGE_UNITS // LARGE[0], jnp.zeros(()) if focus is None else focus.spread)
+        first = self.learner.simulate(key_edges, theta, EDGE_UNITS // LARGE[0], jnp.zeros(()) if focus is None else focus.spread)
         blank = no_marginals(self._num_columns, unit.proposal.dim)
         blank = make_edges(first.x[first.ok][:, : self._num_columns], first.weight[first.ok], blank)
         sums, failed = None, int((~first.ok).sum())
@@ -279,7 +329,7 @@ class Conditioner:
         def at(theta, x, t):
             eta = unit.proposal.whiten(theta)
             s = self.learner.learned.units(unit, eta, x, known) - context.control * unit.proposal.score_in_eta(theta, t)
-            return s @ local.factor, local.inverse @ (eta - local.centre)
+            return local.in_delta(eta, s), local.place(eta)
 
         score, delta = jax.vmap(at)(theta, batch.x, batch.joint_score)
         return score, batch.ok, delta

@@ -12,7 +12,8 @@ from jaxtyping import Float
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_sls.networks import MLP, NUM_VIEWS
+from numpyro_sls.inputs import NUM_VIEWS, Layout
+from numpyro_sls.networks import MLP
 
 __all__ = ["METHODS", "Debias", "LocalMean", "LocalSums", "MeanNetwork", "MeanZero", "local_mean", "make_local_sums", "mean_loss"]
 
@@ -81,14 +82,14 @@ class MeanNetwork:
     def _given(self) -> MLP:
         return MLP(NUM_COVARIATE_FEATURES - 1, self.width, 1, nn.tanh)
 
-    def init(self, rng_key: Array) -> Any:
+    def init(self, rng_key: Array, layout: Layout | None = None) -> Any:
         key_mlp, key_given = jax.random.split(rng_key)
         if not self.has_potential:
             return {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim + NUM_VIEWS * self.num_covariates))}
         weights: dict[str, Any] = {"mlp": self._mlp().init(key_mlp, jnp.zeros(self.dim))}
         if self.num_covariates:
             weights["given"] = self._given().init(key_given, jnp.zeros(NUM_VIEWS * self.num_covariates))
-        return {**weights, "share": jnp.ones(())}
+        return {**weights, "share": jnp.ones(())} | ({} if layout is None else {"layout": layout})
 
     def covariates(self, z: Float[Array, "m q"]) -> Float[Array, "m r"]:
         """The columns of the standardized units that are covariates, in every view."""
@@ -107,14 +108,18 @@ class MeanNetwork:
 
     def log_partition(self, weights: Any, eta: Float[Array, " d"], summary: Float[Array, " f"]) -> Float[Array, ""]:
         """n A(theta), or sum_i a(c_i) . A(theta)."""
-        return weights["share"] * summary @ jnp.asarray(self._mlp().apply(weights["mlp"], eta))
+        return weights["share"] * summary @ self._partitions(weights, eta)
+
+    def _partitions(self, weights: Any, eta: Float[Array, " d"]) -> Float[Array, " f"]:
+        values = jax.lax.stop_gradient(weights["layout"])(eta) if "layout" in weights else eta
+        return jnp.asarray(self._mlp().apply(weights["mlp"], values))
 
     def mean(self, weights: Any, eta: Float[Array, " d"], z: Float[Array, "m q"]) -> Float[Array, "m d"]:
         """h at one theta for each unit."""
-        mlp = self._mlp()
         if self.has_potential:
-            slopes = jax.jacfwd(lambda e: jnp.asarray(mlp.apply(weights["mlp"], e)))(eta)
+            slopes = jax.jacfwd(lambda e: self._partitions(weights, e))(eta)
             return jax.lax.stop_gradient(weights["share"]) * self._features(weights, z) @ slopes
+        mlp = self._mlp()
         if not self.num_covariates:
             return jnp.broadcast_to(jnp.asarray(mlp.apply(weights["mlp"], eta)), (z.shape[0], self.dim))
         given = self.covariates(z)

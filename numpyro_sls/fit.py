@@ -1,24 +1,24 @@
 """``SLS(model).run(rng_key, x) -> SLSFit``: trace, localize, learn the score of one unit, debias it, sum it over the data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Float
 import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_sls.boundary import Smoothing, make_boundary, smoothing_sd
 from numpyro_sls.conditioning import Conditioner
-from numpyro_sls.debias import Debias, LocalMean, MeanNetwork, MeanZero
-from numpyro_sls.errors import ScoreErrors, score_errors
+from numpyro_sls.debias import Debias, MeanNetwork
+from numpyro_sls.fitted import SLSFit
 from numpyro_sls.focus import Focus
 from numpyro_sls.joint import JointValidity, joint_validity
 from numpyro_sls.learning import Learner
 from numpyro_sls.localization import Localization, Localized, Resemblance, localize
+from numpyro_sls.means import MeanLearner
 from numpyro_sls.model import trace_model
 from numpyro_sls.networks import Ensemble, Network, SeparablePotential
 from numpyro_sls.notices import (
@@ -33,147 +33,16 @@ from numpyro_sls.notices import (
     warn_of_supports,
 )
 from numpyro_sls.objectives import TARGETS, CurvaturePenalty
-from numpyro_sls.preparation import Clock, fingerprint, first_proposal, key_of, moving_supports, prior_moments, smoothed
+from numpyro_sls.preparation import Clock, fingerprint, first_proposal, moving_supports, prior_moments, smoothed
 from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, worth_units
-from numpyro_sls.readout import Readout
-from numpyro_sls.score import DataTerms, LearnedScore, Mode, PosteriorScore, UnitScore
+from numpyro_sls.score import LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
-from numpyro_sls.training import LossCurve, Speed, Training, progress
+from numpyro_sls.training import LossCurve, Training, progress
 from numpyro_sls.units import Units, make_units
 
-__all__ = ["SLS", "SLSFit"]
+__all__ = ["SLS"]
 
 
-@dataclass(frozen=True, eq=False)
-class SLSFit:
-    """A learned score: what was found, what it cost, and the posterior that it gives for the data.
-
-    **Example:**
-
-    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-    >>> from jax import random
-    >>> from numpyro_sls import SLS, Simulated, Training
-    >>> def model(x):
-    ...     loc = numpyro.sample("loc", dist.Normal(0, 3))
-    ...     with numpyro.plate("units", x.shape[0]):
-    ...         z = numpyro.sample("z", dist.Normal())
-    ...         numpyro.sample("x", Simulated(loc + z), obs=x)
-    >>> x = 1 + random.normal(random.key(1), (50,))
-    >>> fit = SLS(model, training=Training(num_simulations=50_000)).run(random.key(0), x)  # doctest: +SKIP
-    >>> fit.score(jnp.array([0.0]), x[:2, None]).shape  # doctest: +SKIP
-    (2, 1)
-    """
-
-    sls: "SLS"
-    units: Units
-    proposal: Proposal
-    posterior: PosteriorScore
-    data: DataTerms
-    fingerprint: str  # of the model's arguments
-    localization: Localized | None  # what the search for the region found, and how; None where it was left out
-    joint: JointValidity
-    local_mean: LocalMean | None  # the mean of the score as measured near the posterior
-    readout: Readout | None  # how much the linear readout near the posterior mended
-    smoothing: Smoothing | None
-    simulations: dict[str, Simulations]
-    curves: dict[str, LossCurve]
-    seconds: dict[str, float]
-    conditioner: Conditioner
-    known: dict[str, DataTerms] = field(default_factory=dict, repr=False)  # other data sets seen, by fingerprint
-
-    def score(self, theta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
-        """Likelihood score of each unit at theta (flat, unconstrained), debiased."""
-        unit = self.posterior.unit
-        score = self.posterior.learned.units(unit, unit.proposal.whiten(theta), x, self.data.local)
-        return unit.proposal.score_in_theta(theta, score)
-
-    def errors(
-        self,
-        log_likelihood: Callable[[dict[str, Array], Array], Array],
-        rng_key: Array,
-        draws: Mapping[str, Array] | None = None,
-        num_thetas: int = 200,
-    ) -> ScoreErrors:
-        """The error of the score where the likelihood is known: of one unit, of n units, and of the data over posterior draws.
-
-        ``log_likelihood(params, x)`` gives that of every row of x, one a unit; ``draws`` are draws of the parameter sites.
-        """
-        return score_errors(rng_key, log_likelihood, self.posterior, self.data, self.units, self.observed(), draws, num_thetas)
-
-    def mean_zero(self, rng_key: Array, num_simulations: int = 1_000_000) -> MeanZero:
-        """E[s] over the posterior, which should vanish, before and after debiasing, on fresh simulations."""
-        labels = tuple(f"delta {j + 1}" for j in range(self.units.parameters.dim))
-        return self.conditioner.mean_zero(rng_key, self.posterior.unit, self.data, labels, num_simulations)
-
-    def speed(self, rng_key: Array) -> Speed:
-        """Training steps per second here and now, and the share of them that is simulation."""
-        return self.conditioner.learner.speed(rng_key, self.posterior.unit)
-
-    def observed(self) -> Float[Array, "n p"]:
-        """The data as the score sees them, smoothed if they are."""
-        return self.conditioner.learner.observed
-
-    def potential_fn(self, *model_args, **model_kwargs) -> Callable[[dict[str, Array]], Array]:
-        """The learned negative log posterior of a data set, a function of the unconstrained sites, for NUTS and HMC."""
-        if not self.posterior.learned.network.has_potential:
-            raise ValueError(
-                f"{type(self.posterior.learned.network).__name__} has a score but no potential. Fit with network=SeparablePotential(), or sample with SLSLangevin(fit)."
-            )
-        data = self.condition(*model_args, **model_kwargs)
-        parameters = self.units.parameters
-
-        def potential(z):
-            theta = parameters.flatten(z)
-            return self.posterior.potential(theta, data) + parameters.log_jacobian(theta)
-
-        return potential
-
-    def logdensity_fn(self, *model_args, **model_kwargs) -> Callable[[dict[str, Array]], Array]:
-        """The learned log posterior density of a data set, a function of the unconstrained sites: for BlackJAX and others."""
-        potential = self.potential_fn(*model_args, **model_kwargs)
-        return lambda z: -potential(z)
-
-    def log_likelihood(self, params: Mapping[str, ArrayLike], *model_args, **model_kwargs) -> Array:
-        """The learned log likelihood of a data set at parameters in their own values, up to a constant; for ``numpyro.factor``.
-
-        Its gradient is the learned score. The data must be concrete: an array that the other model closes over or is given.
-        """
-        data, parameters = self.condition(*model_args, **model_kwargs), self.units.parameters
-        missing = [k for k in parameters.shapes if k not in params]
-        if missing:
-            raise ValueError(f"log_likelihood needs a value for {missing}; the parameters of the fit are {list(parameters.shapes)}.")
-        return self.posterior.log_likelihood(
-            parameters.flatten(parameters.unconstrain({k: jnp.asarray(v) for k, v in params.items()})), data
-        )
-
-    def condition(self, *model_args, **model_kwargs) -> DataTerms:
-        """The terms of a data set: those of the fit for its own data, else summed, centred and debiased anew, once."""
-        seen = fingerprint((model_args, model_kwargs))
-        if seen == self.fingerprint:
-            return self.data
-        if seen not in self.known:
-            while len(self.known) >= MAX_KNOWN:
-                self.known.pop(next(iter(self.known)))
-            self.known[seen] = self._condition(model_args, model_kwargs)
-        return self.known[seen]
-
-    def _condition(self, model_args: tuple, model_kwargs: dict) -> DataTerms:
-        x = make_units(self.sls.trace(model_args, model_kwargs), self.units.layout).observed()
-        if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
-            raise ValueError(
-                f"The fit knows units of {self.posterior.unit.standardizer.centre.shape[0]} numbers, covariates included; these data have {x.shape[1]}."
-            )
-        if self.sls.units == "additive" and x.shape[0] != self.units.num_units:
-            raise ValueError(f"units='additive' was trained on data sets of {self.units.num_units} units; these data have {x.shape[0]}.")
-        key, debias = key_of(x), self.sls.debias
-        found = self.conditioner(
-            key, self.posterior.unit, smoothed(x, self.smoothing, self.units), x.shape[0], debias, debias.max_simulations if debias else 0
-        )
-        warn_of_region(found.mode, found.data, {})
-        return found.data
-
-
-MAX_KNOWN = 16
 UNITS = ("plate", "additive", "whole")
 COORDINATES = ("unconstrained", "constrained")
 
@@ -292,14 +161,14 @@ class SLS:
         warn_of_joint(joint, units.parameters.labels, self.target)
 
         conditioner = Conditioner(self._learner(simulator, joint, observed, show))
-        learner = conditioner.learner
+        learner, means = conditioner.learner, MeanLearner(conditioner.learner)
         proposal, curves = self._propose(next(keys), conditioner, prior, localized, resemblance, budget["first rounds"])
         clock.mark("first rounds")
         key_train = next(keys)
         num_recentrings = MAX_RECENTRINGS if self.training.num_simulations is None else 0
         for i in range(1 + num_recentrings):
             key_unit, key_local, key_again = jax.random.split(jax.random.fold_in(key_train, i), 3)
-            unit, new = self._learn(key_unit, learner, proposal, budget, f", re-centred {i}" if i else "")
+            unit, new = self._learn(key_unit, means, proposal, budget, f", re-centred {i}" if i else "")
             curves |= new
             clock.mark("training")
             found = conditioner(key_local, unit, observed, num_units, self.debias, budget["debiasing near the posterior"])
@@ -358,10 +227,11 @@ class SLS:
         )
 
     def _learn(
-        self, rng_key, learner: Learner, proposal: Proposal, budget: dict[str, int], stage: str
+        self, rng_key, means: MeanLearner, proposal: Proposal, budget: dict[str, int], stage: str
     ) -> tuple[UnitScore, dict[str, LossCurve]]:
         """The score of a unit, its curvature and its mean over the region."""
         key_score, key_curvature, key_mean = jax.random.split(rng_key, 3)
+        learner = means.learner
         curves: dict[str, LossCurve] = {}
         unit, curves["training" + stage] = learner.score(key_score, proposal, budget["training"], "training" + stage)
         if self.curvature is not None:
@@ -370,9 +240,9 @@ class SLS:
         if self.debias is not None:
             if self.debias.method == "projected":
                 penalty = max(self.curvature.ladder) if self.curvature else 0.0
-                unit, new = learner.project(key_mean, unit, self.debias, penalty, budget["debiasing"])
+                unit, new = means.project(key_mean, unit, self.debias, penalty, budget["debiasing"])
             else:
-                unit, new = learner.mean(key_mean, unit, self.debias, budget["debiasing"])
+                unit, new = means.mean(key_mean, unit, self.debias, budget["debiasing"])
             curves |= {k + stage: c for k, c in new.items()}
         return unit, curves
 

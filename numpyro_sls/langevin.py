@@ -16,7 +16,8 @@ from numpyro.util import is_prng_key
 
 from numpyro_sls.blocks import block_prior, check_block, hidden, split_conditioning, typical
 from numpyro_sls.dynamics import DiscretizationBias, Point, discretization_bias, inside, langevin_step, point_at, to_delta, to_theta
-from numpyro_sls.fit import SLS, SLSFit
+from numpyro_sls.fit import SLS
+from numpyro_sls.fitted import SLSFit
 from numpyro_sls.preparation import fingerprint
 from numpyro_sls.score import DataTerms, PosteriorScore
 

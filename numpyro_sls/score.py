@@ -12,8 +12,9 @@ from jaxtyping import Float
 import numpy as np
 
 from numpyro_sls.debias import MeanNetwork
+from numpyro_sls.inputs import Layout, Standardizer
 from numpyro_sls.marginals import Marginals
-from numpyro_sls.networks import MOST_QUADRATIC, Network, Standardizer, products
+from numpyro_sls.networks import MOST_QUADRATIC, Network, products
 from numpyro_sls.proposal import Proposal
 
 __all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "no_local"]
@@ -32,7 +33,7 @@ class UnitScore(NamedTuple):
 class Local(NamedTuple):
     """What is mended around one place, in delta = inverse (eta - centre), where the posterior of the data is about standard normal.
 
-    The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network.
+    With a layout, eta stands for the parameters' own values that it gives. The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network.
     """
 
     centre: Float[Array, " d"]
@@ -42,10 +43,21 @@ class Local(NamedTuple):
     readout: Float[Array, "k d"]
     offset: Float[Array, " d"]
     slope: Float[Array, "d d"]
+    layout: Layout | None = None
+
+    def place(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Where eta lies."""
+        return self.inverse @ ((eta if self.layout is None else self.layout(eta)) - self.centre)
+
+    def in_delta(self, eta: Float[Array, " d"], score: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """A score in eta as one in delta."""
+        if self.layout is None:
+            return score @ self.factor
+        return jnp.linalg.solve(self.layout.derivatives(eta)[0].T, score.T).T @ self.factor
 
     def delta(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
-        """Where eta lies, drawn in when it is far: what was measured near the posterior says nothing of places far from it."""
-        delta = self.inverse @ (eta - self.centre)
+        """The same, drawn in when it is far: what was measured near the posterior says nothing of places far from it."""
+        delta = self.place(eta)
         reach = REACH + jnp.sqrt(delta.shape[0])
         return delta * (1 + (jnp.sum(delta**2) / reach**2) ** 4) ** -0.125
 
@@ -114,6 +126,10 @@ class LearnedScore:
         """The terms in which the moments are given, in the parameters' own values."""
         weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
         return polynomial(weights["layout"](eta) if "layout" in weights else eta)
+
+    def has_layout(self, unit: UnitScore) -> bool:
+        """Whether the network sees some parameters in their own values."""
+        return "layout" in (unit.weights[0] if isinstance(unit.weights, list) else unit.weights)
 
     def raw(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """The network's own score of each unit, not debiased."""

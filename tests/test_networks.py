@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numpyro_sls import Ensemble, MLPScore, SeparablePotential
-from numpyro_sls.networks import make_standardizer
+from numpyro_sls.inputs import make_standardizer
 
 THETA, X = jnp.array([0.3, -0.5, 1.0]), random.normal(random.key(1), (5, 2))
 
