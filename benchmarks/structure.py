@@ -69,7 +69,7 @@ def run_monotone(options) -> None:
         if options.simulations:
             settings["training"] = Training(num_simulations=options.simulations, num_per_theta=64)
         fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
-        draws, outside = sampled(fit, xy, num_steps=16)
+        draws, outside = sampled(fit, xy, num_steps=16, num_chains=32)
         basis = np.asarray(monotone.features(GRID)).T
         ks, w1 = ks_and_w1(draws["theta"] @ basis, exact @ basis)
         save("monotone", seed=seed, ks=ks, w1=w1, outside=outside, **cost)

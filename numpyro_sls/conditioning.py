@@ -106,7 +106,7 @@ class Conditioner:
             # Without a mode there is no place around which to mend anything; what was measured over the middle may be wrong elsewhere.
             data = self.terms(unit, x, num_units)
             mode = self.mode(unit, data, jnp.inf)
-            if not self.learner.learned.has_layout(unit):
+            if self.learner.learned.layout(unit) is None:
                 return Conditioned(_around(data, mode), mode, None, None)
             return self._over_draws(keys[1], unit, _around(data, mode), left)
         for i in range(3):
@@ -134,12 +134,13 @@ class Conditioner:
     def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
         size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
+        posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
         num_batches = max(1, max_simulations // size)
         shares = [0.15] * (NUM_TURNS - 1) + [1 - 0.15 * (NUM_TURNS - 1)]
         for i, share in enumerate(shares):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
-            data, mode = around_draws(unit, data, theta)
+            data, mode = around_draws(posterior, data, theta)
             num, totals = max(1, int(share * num_batches)), None
             for j in range(num):
                 rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(theta))
@@ -153,7 +154,7 @@ class Conditioner:
         assert theta is not None
         # Where the sampler starts, and in which coordinates, follows the last posterior.
         theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:])
-        last, mode = around_draws(unit, data, theta)
+        last, mode = around_draws(posterior, data, theta)
         return Conditioned(last._replace(local=data.local), mode, None, None)
 
     @cached_property

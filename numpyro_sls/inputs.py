@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.scipy.special import ndtr
+from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Float, Int
 import numpy as np
 
@@ -85,6 +85,12 @@ class Layout(NamedTuple):
     def values(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
         bounded = jnp.isfinite(self.width)
         return jnp.where(bounded, jnp.where(bounded, self.low, 0.0) + jnp.where(bounded, self.width, 1.0) * ndtr(theta), theta)
+
+    def theta(self, values: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The way back from a parameter's own values to theta."""
+        bounded = jnp.isfinite(self.width)
+        share = (values - jnp.where(bounded, self.low, 0.0)) / jnp.where(bounded, self.width, 1.0)
+        return jnp.where(bounded, ndtri(jnp.where(bounded, share, 0.5)), values)
 
     def derivatives(self, eta: Float[Array, " d"]) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
         """First derivatives, (i, j) of the i-th by eta_j, and the second ones by each eta_j alone."""

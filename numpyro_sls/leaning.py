@@ -46,16 +46,20 @@ def draw_posterior(
     return draws.transpose(1, 0, 2).reshape(-1, data.mode.shape[0])
 
 
-def around_draws(unit: UnitScore, data: DataTerms, theta: Float[Array, "k d"]) -> tuple[DataTerms, Mode]:
+def around_draws(posterior: PosteriorScore, data: DataTerms, theta: Float[Array, "k d"]) -> tuple[DataTerms, Mode]:
     """Local coordinates, in the parameters' own values, and those of the sampler laid around draws; nothing mended yet."""
-    weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
-    layout, d = weights["layout"], theta.shape[1]
+    unit, d = posterior.unit, theta.shape[1]
+    layout = posterior.learned.layout(unit)
+    assert layout is not None, "parameters in intervals have a layout"
     eta = jax.vmap(unit.proposal.whiten)(theta)
-    centre, factor = _moments(jax.vmap(layout)(eta))
+    centre, factor = _moments(jax.vmap(layout.__call__)(eta))
     before = data.local
     zero = jnp.zeros_like(before.readout)
     local = Local(centre, factor, jnp.linalg.inv(factor), before.marginals, zero, jnp.zeros(d), jnp.zeros((d, d)), layout)
-    mode = Mode(*_moments(theta), *_moments(eta), jnp.zeros(()))
+    # The mean in the parameters' own values: on the line it would follow the few draws at the very end of an interval.
+    middle = layout.theta(jax.vmap(layout.values)(theta).mean(0))
+    outside = jax.vmap(posterior.outside, (0, None))(theta, data).mean()
+    mode = Mode(middle, _moments(theta)[1], unit.proposal.whiten(middle), _moments(eta)[1], jnp.zeros(()), outside)
     return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor)), mode
 
 

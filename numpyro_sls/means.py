@@ -11,7 +11,6 @@ from jaxtyping import Float
 import numpy as np
 
 from numpyro_sls.debias import Debias, mean_loss
-from numpyro_sls.inputs import Layout
 from numpyro_sls.learning import Learner, ScoreContext
 from numpyro_sls.objectives import blend_loss
 from numpyro_sls.score import UnitScore
@@ -59,7 +58,9 @@ class MeanLearner:
         pilot, held_out, table, num_steps = self.learner.source(key_source, unit.proposal, each, stage)
         context = MeanContext(unit._replace(mean_weights=None), self.learner.control(unit, pilot), jnp.zeros(()), table)
         start = (
-            unit.mean_weights if unit.mean_weights is not None else jax.jit(self.learner.learned.mean_network.init)(key_init, _layout(unit))
+            unit.mean_weights
+            if unit.mean_weights is not None
+            else jax.jit(self.learner.learned.mean_network.init)(key_init, self.learner.learned.layout(unit))
         )
         trainer, curves, found, weights = self._mean_trainer(settings.method), {}, [], start
         for penalty in (0.0, *ladder):
@@ -214,9 +215,3 @@ class MeanLearner:
             return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))), (~batch.ok).sum()
 
         return make_trainer(loss_fn, lambda key, context: self.learner.next_batch(key, context.proposal, context.table))
-
-
-def _layout(unit: UnitScore) -> Layout | None:
-    """That of the score, of whose first member where there are several."""
-    weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
-    return weights.get("layout")

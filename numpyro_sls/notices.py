@@ -31,7 +31,9 @@ MAX_RATIO = 1.5  # of the distance at the mode to that at the centre of localiza
 
 
 def share_outside(mode: Mode, data: DataTerms) -> float:
-    """How much of the Gaussian at the mode lies beyond the radius within which the score was trained."""
+    """How much of the posterior, or else of the Gaussian at its mode, lies beyond the radius within which the score was trained."""
+    if mode.outside is not None:
+        return float(mode.outside)
     draws = mode.eta + jax.random.normal(jax.random.key(0), (2000, len(mode.eta))) @ mode.eta_factor.T
     inside = jnp.linalg.norm(draws, axis=1) <= data.radius - 1.0
     return float(1 - jnp.mean(inside))

@@ -124,12 +124,13 @@ class LearnedScore:
 
     def polynomial(self, unit: UnitScore, eta: Float[Array, " d"]) -> Float[Array, " q"]:
         """The terms in which the moments are given, in the parameters' own values."""
-        weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
-        return polynomial(weights["layout"](eta) if "layout" in weights else eta)
+        layout = self.layout(unit)
+        return polynomial(eta if layout is None else layout(eta))
 
-    def has_layout(self, unit: UnitScore) -> bool:
-        """Whether the network sees some parameters in their own values."""
-        return "layout" in (unit.weights[0] if isinstance(unit.weights, list) else unit.weights)
+    def layout(self, unit: UnitScore) -> Layout | None:
+        """How the network sees parameters in their own values, if some lie in intervals."""
+        weights = unit.weights[0] if isinstance(unit.weights, list) else unit.weights
+        return weights.get("layout")
 
     def raw(self, unit: UnitScore, eta: Float[Array, " d"], x: Float[Array, "m p"]) -> Float[Array, "m d"]:
         """The network's own score of each unit, not debiased."""
@@ -283,6 +284,7 @@ class Mode(NamedTuple):
     eta: Float[Array, " d"]
     eta_factor: Float[Array, "d d"]  # the same in eta
     gap: Float[Array, ""]  # length of the last Newton step, in posterior sds
+    outside: Float[Array, ""] | None = None  # share of the posterior outside the trained region, where draws have told it
 
 
 MAX_STEP = 0.5  # of Newton's method, in sds of the proposal
