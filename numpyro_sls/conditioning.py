@@ -131,6 +131,16 @@ class Conditioner:
                 break
         return Conditioned(data, mode, found, readout)
 
+    def unmended(self, unit: UnitScore, x: Float[Array, "n p"], num_units: int) -> tuple[DataTerms, Mode]:
+        """The posterior that the score gives over its whole region, nothing mended near it: where it lies, without a simulation."""
+        data = self.terms(unit, x, num_units)
+        mode = self.mode(unit, data, jnp.inf)
+        if mode.gap > MAX_GAP and self.learner.learned.layout(unit) is not None:
+            data = _around(data, mode)
+            posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
+            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None))
+        return _around(data, mode), mode
+
     def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
         size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None

@@ -15,7 +15,7 @@ from numpyro_sls.debias import LocalMean, MeanZero
 from numpyro_sls.errors import ScoreErrors, score_errors
 from numpyro_sls.joint import JointValidity
 from numpyro_sls.localization import Localized
-from numpyro_sls.notices import warn_of_region
+from numpyro_sls.notices import MAX_OUTSIDE, share_outside, warn_of_region
 from numpyro_sls.preparation import fingerprint, key_of, smoothed
 from numpyro_sls.proposal import Proposal
 from numpyro_sls.readout import Readout
@@ -140,7 +140,21 @@ class SLSFit:
             self.known[seen] = self._condition(model_args, model_kwargs)
         return self.known[seen]
 
-    def _condition(self, model_args: tuple, model_kwargs: dict) -> DataTerms:
+    def covers(self, *model_args, **model_kwargs) -> bool:
+        """Whether the posterior of a data set lies in the region that the score was trained in; without any simulation.
+
+        As the score is before it is mended near that posterior: good enough to see where it lies, not where exactly.
+        """
+        x, unit = self._units(model_args, model_kwargs), self.posterior.unit
+        data, mode = self.conditioner.unmended(unit, smoothed(x, self.smoothing, self.units), x.shape[0])
+        return share_outside(mode, data) <= MAX_OUTSIDE
+
+    def refit(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> "SLSFit":
+        """A new fit for other data, with the settings of this one."""
+        return self.sls.run(rng_key, *model_args, progress_bar=progress_bar, **model_kwargs)
+
+    def _units(self, model_args: tuple, model_kwargs: dict) -> Float[Array, "n p"]:
+        """The units of other data, if the fit can take them."""
         x = make_units(self.sls.trace(model_args, model_kwargs), self.units.layout).observed()
         if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
             raise ValueError(
@@ -148,6 +162,10 @@ class SLSFit:
             )
         if self.sls.units == "additive" and x.shape[0] != self.units.num_units:
             raise ValueError(f"units='additive' was trained on data sets of {self.units.num_units} units; these data have {x.shape[0]}.")
+        return x
+
+    def _condition(self, model_args: tuple, model_kwargs: dict) -> DataTerms:
+        x = self._units(model_args, model_kwargs)
         key, debias = key_of(x), self.sls.debias
         found = self.conditioner(
             key, self.posterior.unit, smoothed(x, self.smoothing, self.units), x.shape[0], debias, debias.max_simulations if debias else 0

@@ -10,6 +10,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Float
+import numpy as np
 from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -19,7 +20,8 @@ from numpyro_sls.dynamics import DiscretizationBias, Point, discretization_bias,
 from numpyro_sls.fit import SLS
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.preparation import fingerprint
-from numpyro_sls.score import DataTerms, PosteriorScore
+from numpyro_sls.proposal import Proposal
+from numpyro_sls.score import FARTHEST, DataTerms, PosteriorScore
 
 __all__ = ["SLSLangevin", "SLSLangevinState"]
 
@@ -56,8 +58,10 @@ class SLSLangevin(MCMCKernel):
     :param num_steps: Langevin steps between two draws; a step is cheap, whatever the size of the data.
     :param adjusted: accept or reject every step by Metropolis, by the potential or the line integral of the score. Without it
         the draws have a bias that falls as the square of the step size; ``discretization_bias(rng_key, *model_args)`` estimates it.
-    :param annealed: start the chains five posterior sds wide, at a temperature to match, and cool them down in the first half of
-        warm-up.
+    :param annealed: start the chains from the proposal of the training, at the temperature at which the posterior is as wide, and
+        cool them down in the first half of warm-up (the paper's tempering).
+    :param refit: what SLSLangevin(fit) does with new data whose posterior leaves the region of the fit: False warns and samples
+        them all the same, True fits again for them, with the settings of the fit.
     :param step_size: at the start, in posterior sds.
     :param target_accept_prob: what the step size is adapted to during warm-up.
     :param fit_key: the key that the fit follows from. It is apart from the key of the run, so that a chain does not
@@ -93,6 +97,7 @@ class SLSLangevin(MCMCKernel):
         target_accept_prob: float | None = None,
         adjusted: bool = True,
         annealed: bool = False,
+        refit: bool = False,
         fit_key: Array | None = None,
         progress_bar: bool = True,
         **settings,
@@ -107,7 +112,7 @@ class SLSLangevin(MCMCKernel):
             raise TypeError(
                 f"SLSLangevin(fit) got {sorted(settings)}: a fit has its settings already. Pass them to SLS(model, ...) and fit again."
             )
-        self._is_given = isinstance(model_or_fit, SLSFit)
+        self._is_given, self._refit = isinstance(model_or_fit, SLSFit), refit
         self._fit: SLSFit | None = model_or_fit if isinstance(model_or_fit, SLSFit) else None
         self._sls: SLS = model_or_fit.sls if isinstance(model_or_fit, SLSFit) else SLS(model_or_fit, **settings)
         self._num_steps, self._step_size, self._target = num_steps, step_size, target_accept_prob
@@ -204,7 +209,7 @@ class SLSLangevin(MCMCKernel):
         rng_key, key_steps = jax.random.split(state.rng_key)
         point = Point(to_delta(data, flatten(state.z)), state.potential_energy, state.score)
 
-        heat = self._inverse_temperature(state) if self._annealed else 1.0
+        heat = self._inverse_temperature(state, fit.posterior.unit.proposal) if self._annealed else 1.0
 
         def step(point, key):
             return langevin_step(key, point, state.step_size, posterior, data, heat, self._adjusted)
@@ -241,15 +246,18 @@ class SLSLangevin(MCMCKernel):
         parameters = self._fit.units.parameters
         return lambda z: parameters.constrain(parameters.flatten(z))
 
-    def _inverse_temperature(self, state: SLSLangevinState) -> Array:
-        """From one at which the posterior is as wide as the start of annealed chains up to 1, over the first half of warm-up."""
+    def _inverse_temperature(self, state: SLSLangevinState, proposal: Proposal) -> Array:
+        """From one at which the posterior is as wide as the proposal up to 1, over the first half of warm-up."""
         length = self._num_warmup // 2
         progress = jnp.minimum(state.i / length, 1.0) if length else jnp.ones(())
-        return ANNEALED_WIDTH ** (-2 * (1 - progress))
+        width = jnp.linalg.norm(state.data.inverse @ proposal.frame()[1]) / np.sqrt(proposal.dim)  # in posterior sds
+        return jnp.clip(width, 1.0, FARTHEST) ** (-2 * (1 - progress))
 
     def _fit_and_terms(self, model_args: tuple, model_kwargs: dict, siblings: Sequence[str] = ()) -> tuple[SLSFit, DataTerms]:
         if self._is_given:
             assert self._fit is not None
+            if self._refit and not self._fit.covers(*model_args, **model_kwargs):
+                self._fit = self._fit.refit(self._fit_key, *model_args, progress_bar=self._progress_bar, **model_kwargs)
             return self._fit, self._fit.condition(*model_args, **model_kwargs)
         if self._fit is not None:
             if fingerprint((model_args, model_kwargs)) == self._fit.fingerprint:
@@ -271,14 +279,16 @@ class SLSLangevin(MCMCKernel):
     def _start(
         self, fit: SLSFit, data: DataTerms, rng_key: Array, init_params: dict[str, Array] | None, given: dict[str, Array]
     ) -> SLSLangevinState:
-        """A draw twice as wide as the Gaussian approximation at the mode, or what the user gave.
+        """A draw twice as wide as the Gaussian approximation at the mode, one from the proposal if annealed, or what the user gave.
 
         A start outside the trained region is moved along the line to the mode until it is inside, and flagged as diverging.
         """
         posterior, parameters = self._posterior(given), fit.units.parameters
         rng_key, key_start = jax.random.split(rng_key)
         if init_params is None:
-            delta = (ANNEALED_WIDTH if self._annealed else 2.0) * jax.random.normal(key_start, (parameters.dim,))
+            delta = 2.0 * jax.random.normal(key_start, (parameters.dim,))
+            if self._annealed:
+                delta = to_delta(data, posterior.unit.proposal.sample(key_start, 1)[0])
             delta = jnp.where(posterior.possible(to_theta(data, delta), data), delta, 0.0)
         else:
             delta = to_delta(data, parameters.flatten(init_params))
@@ -306,7 +316,6 @@ class SLSLangevin(MCMCKernel):
 
 
 MAX_STEP_SIZE = 2.0
-ANNEALED_WIDTH = 5.0  # posterior sds, in which annealed chains start
 
 
 def _compile_start(start: Callable) -> tuple[Callable, Callable]:

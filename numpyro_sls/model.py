@@ -252,7 +252,8 @@ def _summarize(traced: TracedModel, trace: Mapping[str, dict], num_units: int, g
 
 def _features(traced: TracedModel, trace: Mapping[str, dict], num_units: int) -> Array:
     sites = [(trace[k]["value"], trace[k]["fn"].event_dim) for k in traced.observations]
-    return jnp.concatenate([_per_unit(traced, v, e, num_units) for v, e in sites], axis=-1)
+    rows = [_per_unit(traced, v, e, num_units) for v, e in sites]
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=-1)  # one array is not copied
 
 
 def _per_unit(traced: TracedModel, value: ArrayLike, event_dim: int, num_units: int) -> Array:

@@ -40,7 +40,9 @@ def fingerprint(tree: Any) -> str:
     seen = hashlib.blake2b(str(structure).encode(), digest_size=16)
     for leaf in leaves:
         is_array = isinstance(leaf, (np.ndarray, jax.Array))
-        seen.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes() if is_array else repr(leaf).encode())
+        seen.update(f"{leaf.dtype}{leaf.shape}".encode() if is_array else repr(leaf).encode())
+        if is_array:  # not as bytes, which would be another copy of the data
+            seen.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
     return seen.hexdigest()
 
 

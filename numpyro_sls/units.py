@@ -53,7 +53,8 @@ class Units:
 
     def observed(self) -> Float[Array, "n p"]:
         """The data set, one row a unit, covariates behind the observations."""
-        return jnp.concatenate([self.traced.observed(), self.covariates], axis=-1)
+        observed = self.traced.observed()
+        return jnp.concatenate([observed, self.covariates], axis=-1) if self.covariates.shape[1] else observed
 
     def simulate(self, rng_key: Array, theta: Float[Array, " d"], num: int, spread: Float[Array, ""] | None = None) -> SimulatedUnits:
         """Simulate ``num`` units at theta, their covariates drawn from the rows of the data.

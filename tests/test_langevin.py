@@ -217,3 +217,17 @@ def test_a_start_far_outside_ends_in_the_same_posterior(location_fit, location_d
     far.run(random.key(0), *location_data, init_params={"a": jnp.full(20, 500.0), "b": jnp.full(20, -30.0)})
     assert not far.get_extra_fields()["diverging"].any()
     assert max(_w1(far.get_samples()[k], usual.get_samples()[k]) for k in "ab") < 0.1
+
+
+def test_new_data_that_leave_the_region_are_refitted_if_asked(location_fit, location_data, monkeypatch):
+    near, far = location_data[0] + 0.2, location_data[0] * 3 + 40
+    assert location_fit.covers(near)
+    assert not location_fit.covers(far)
+    asked = []
+    monkeypatch.setattr(type(location_fit), "refit", lambda self, key, *args, **kwargs: asked.append(args) or location_fit)
+    kernel = SLSLangevin(location_fit, refit=True)
+    kernel.init(random.key(0), 10, None, (near,), {})
+    assert not asked
+    with pytest.warns(UserWarning, match="outside the region"):
+        kernel.init(random.key(0), 10, None, (far,), {})
+    assert asked[0][0] is far
