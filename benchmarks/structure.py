@@ -118,7 +118,7 @@ def run_gnk(options) -> None:
 
 
 PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}
-PENALTY = CurvaturePenalty(ladder=(1e-3, 1e-2, 1e-1))
+PENALTY = CurvaturePenalty(ladder=(1e-2,))
 
 
 def variants(budget: int) -> dict[str, dict]:

@@ -37,6 +37,7 @@ from numpyro_sls.preparation import Clock, fingerprint, first_proposal, moving_s
 from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, worth_units
 from numpyro_sls.score import LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
+from numpyro_sls.sites import whole
 from numpyro_sls.training import LossCurve, Training, progress
 from numpyro_sls.units import Units, make_units
 
@@ -94,6 +95,7 @@ class SLS:
     proposal: WorthUnits | FromRestarts = WorthUnits()
 
     def __post_init__(self):
+        object.__setattr__(self, "model", whole(self.model))
         if not callable(self.model):
             raise TypeError(f"SLS takes a NumPyro model, a function; got {type(self.model).__name__}.")
         for name, value, known in (

@@ -22,6 +22,7 @@ from numpyro_sls.fitted import SLSFit
 from numpyro_sls.preparation import fingerprint
 from numpyro_sls.proposal import Proposal
 from numpyro_sls.score import FARTHEST, DataTerms, PosteriorScore
+from numpyro_sls.sites import WithoutLikelihood
 
 __all__ = ["SLSLangevin", "SLSLangevinState"]
 
@@ -129,7 +130,8 @@ class SLSLangevin(MCMCKernel):
 
     @property
     def model(self):
-        return self._sls.model
+        """The model; once there is a fit, without its observed sites, which have no likelihood that could be asked for."""
+        return WithoutLikelihood(self._sls.model) if self._fit is not None and self._base is None else self._sls.model
 
     @property
     def fit(self) -> SLSFit | None:

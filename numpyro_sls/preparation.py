@@ -42,7 +42,7 @@ def fingerprint(tree: Any) -> str:
         is_array = isinstance(leaf, (np.ndarray, jax.Array))
         seen.update(f"{leaf.dtype}{leaf.shape}".encode() if is_array else repr(leaf).encode())
         if is_array:  # not as bytes, which would be another copy of the data
-            seen.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+            seen.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     return seen.hexdigest()
 
 

@@ -63,8 +63,9 @@ class Local(NamedTuple):
 
     def units(self, eta: Float[Array, " d"], features: Float[Array, "m k"]) -> Float[Array, "m d"]:
         """What it adds to the score of each unit, in eta."""
-        delta = self.delta(eta)
-        return (features @ self.readout - self.offset - self.slope @ delta) @ jax.jacfwd(self.delta)(eta)
+        delta, jacobian = self.delta(eta), jax.jacfwd(self.delta)(eta)
+        # In two products: as one, with all but eta and the features constant, XLA 0.10 on a CPU returned what it had not computed.
+        return (features @ self.readout) @ jacobian - (self.offset + self.slope @ delta) @ jacobian
 
 
 REACH = 4.0  # in posterior sds, beyond the usual length of delta

@@ -1,6 +1,7 @@
 """What a site of a trace is, and which sites are refused: `Simulated`, fixed values, factors, bad data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from numpyro.primitives import _PYRO_STACK
 
 __all__ = [
     "Simulated",
+    "WithoutLikelihood",
     "check_data",
     "check_latents_exist",
     "check_parameters",
@@ -23,6 +25,7 @@ __all__ = [
     "is_fixed",
     "plates",
     "unwrapped",
+    "whole",
 ]
 
 
@@ -79,6 +82,29 @@ def _is_in_gibbs() -> bool:
     given = [h.data for h in _PYRO_STACK if isinstance(h, handlers.condition) and h.data]
     put = [h.data for h in _PYRO_STACK if isinstance(h, handlers.substitute) and h.data]
     return any(a is b for a in given for b in put)
+
+
+@dataclass(frozen=True)
+class WithoutLikelihood:
+    """A model whose observed sites cannot be seen from outside, for whoever would ask them for a log likelihood.
+
+    ArviZ 0.23 does, of the model of a kernel. `Simulated` has none, and where nuisances are drawn anew what the sites would
+    give is not the likelihood of the parameters.
+    """
+
+    model: Callable
+
+    def __call__(self, *args, **kwargs):
+        return handlers.block(self.model, hide_fn=_is_observed)(*args, **kwargs)
+
+
+def _is_observed(site: dict) -> bool:
+    return site["type"] == "sample" and site["is_observed"]
+
+
+def whole(model: Callable) -> Callable:
+    """The model with everything that can be seen of it."""
+    return model.model if isinstance(model, WithoutLikelihood) else model
 
 
 def unwrapped(fn: dist.Distribution) -> dist.Distribution:

@@ -11,6 +11,7 @@ import pytest
 
 from numpyro_sls import SLS, SLSLangevin, Training
 from numpyro_sls.dynamics import line_integral, point_at, score_in_delta
+from numpyro_sls.sites import whole
 from tests.cases import CASES
 
 
@@ -33,7 +34,7 @@ def test_chain_methods_agree(location_fit, location_data, method):
 
 def test_state_and_fields(location_fit, location_data):
     kernel = SLSLangevin(location_fit)
-    assert kernel.model is CASES["location_scale"].model
+    assert whole(kernel.model) is CASES["location_scale"].model
     assert (kernel.sample_field, kernel.default_fields) == ("z", ("z", "diverging"))
     mcmc = _mcmc(kernel)
     mcmc.run(random.key(0), *location_data, extra_fields=("accept_prob", "potential_energy", "z.b"))

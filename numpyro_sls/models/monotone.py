@@ -27,8 +27,8 @@ NOISE = 0.1
 LOW = jnp.array([-5.0] + [0.0] * ORDER)
 HIGH = jnp.array([5.0] + [1.0] * ORDER)
 TRUTH: dict[str, Any] = {"curve": lambda x: jnp.tanh(4 * x - 2)}  # not a Bernstein polynomial: theta has no true value
-# Weakly identified directions need a narrow proposal, and that many rows: 8 x 10^4 data sets with localization.
-SETTINGS: dict[str, Any] = {"proposal": WorthUnits(kappa=30.0), "training": Training(num_simulations=70_000_000, num_per_theta=64)}
+# Weakly identified directions need a narrow proposal, and that many rows: 10^5 data sets with localization.
+SETTINGS: dict[str, Any] = {"proposal": WorthUnits(kappa=30.0), "training": Training(num_simulations=92_000_000, num_per_theta=64)}
 
 
 def model(xy: Float[Array, "n 2"]) -> None:
