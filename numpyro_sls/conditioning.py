@@ -45,7 +45,7 @@ MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place wher
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
-NUM_TURNS = 4  # of drawing from the posterior and removing the mean over the draws, where there is no mode
+NUM_TURNS = 6  # of drawing from the posterior and removing the mean over the draws, where there is no mode
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
@@ -146,7 +146,7 @@ class Conditioner:
         size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
         posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
         num_batches = max(1, max_simulations // size)
-        shares = [0.15] * (NUM_TURNS - 1) + [1 - 0.15 * (NUM_TURNS - 1)]
+        shares = [0.1] * (NUM_TURNS - 1) + [1 - 0.1 * (NUM_TURNS - 1)]
         for i, share in enumerate(shares):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])

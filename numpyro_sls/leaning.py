@@ -19,7 +19,11 @@ from numpyro_sls.score import DataTerms, Local, Mode, PosteriorScore, UnitScore
 
 __all__ = ["MeanSums", "affine_terms", "around_draws", "draw_posterior", "make_mean_sums", "solve_mean"]
 
-NUM_CHAINS, NUM_STEPS, NUM_KEPT = 256, 400, 8
+NUM_CHAINS, NUM_STEPS, NUM_KEPT = (
+    128,
+    2000,
+    16,
+)  # long: a score whose mean is off sends chains away slowly, and must be measured where they end
 TARGET, RATE = 0.6, 0.1  # of the steps' acceptance, and how fast their size follows it
 SMALLEST = 1e-7  # eigenvalue of the terms, relative to their size, that single precision resolves
 
