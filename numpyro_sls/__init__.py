@@ -1,9 +1,12 @@
 """Simulation-based inference for NumPyro by Langevin dynamics on a structured likelihood score."""
 
 from numpyro_sls import models
+from numpyro_sls.arviz_io import predict, to_arviz
 from numpyro_sls.boundary import Smoothing
+from numpyro_sls.calibration import calibrate
 from numpyro_sls.checkpoint import load_fit, save_fit
 from numpyro_sls.debias import Debias
+from numpyro_sls.diagnostics import diagnose
 from numpyro_sls.fit import SLS
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.focus import Focus
@@ -36,9 +39,13 @@ __all__ = [
     "Smoothing",
     "Training",
     "WorthUnits",
+    "calibrate",
+    "diagnose",
     "indicator",
     "load_fit",
     "models",
+    "predict",
     "save_fit",
+    "to_arviz",
     "transitions",
 ]

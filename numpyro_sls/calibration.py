@@ -40,10 +40,12 @@ class Calibration(NamedTuple):
 
     @property
     def p_values(self) -> Float[np.ndarray, " d"]:
-        """Of a Kolmogorov-Smirnov test that the ranks are uniform, by coordinate."""
+        """Of Kolmogorov-Smirnov tests that the ranks are uniform (a shift) and their distances from the middle are (a width), by coordinate."""
         num = self.draws.shape[1]
         jitter = np.random.default_rng(0).uniform(size=self.ranks.shape)
-        return np.array([stats.kstest(r, "uniform").pvalue for r in ((self.ranks + jitter) / (num + 1)).T])
+        place = ((self.ranks + jitter) / (num + 1)).T
+        both = [[stats.kstest(a, "uniform").pvalue for a in (p, np.abs(2 * p - 1))] for p in place]
+        return np.minimum(1.0, 2 * np.min(both, axis=1))
 
     def coverage(self, levels: Float[np.ndarray, " l"]) -> Float[np.ndarray, "l d"]:
         """Share of the repetitions whose central interval of each level holds the truth."""
