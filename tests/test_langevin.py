@@ -1,4 +1,4 @@
-"""SLSLangevin as a NumPyro kernel: every chain method, one training, no new compilation, pickling."""
+"""SLSLangevin with a learned score: one training, no new compilation, pickling, ways to sample; what NumPyro asks is in test_kernel."""
 
 import pickle
 
@@ -19,19 +19,6 @@ def _mcmc(kernel, chains=2, method="vectorized", samples=100, warmup=100, **kwar
     return MCMC(kernel, num_warmup=warmup, num_samples=samples, num_chains=chains, chain_method=method, progress_bar=False, **kwargs)
 
 
-@pytest.mark.parametrize("method", ["sequential", "parallel", "vectorized", jax.vmap])
-def test_chain_methods_agree(location_fit, location_data, method):
-    keys = random.split(random.key(0), 2)
-    solo = _mcmc(SLSLangevin(location_fit), chains=1, samples=5, warmup=3)
-    solo.run(keys[1], *location_data)
-    mcmc = _mcmc(SLSLangevin(location_fit), method=method, samples=5, warmup=3)
-    mcmc.run(keys, *location_data)
-    samples = mcmc.get_samples(group_by_chain=True)
-    assert samples["a"].shape == (2, 5)
-    # Few draws: rounding differs between the ways to compile, and in the end flips an acceptance.
-    np.testing.assert_allclose(samples["a"][1], solo.get_samples()["a"], rtol=5e-3, atol=5e-3)
-
-
 def test_state_and_fields(location_fit, location_data):
     kernel = SLSLangevin(location_fit)
     assert whole(kernel.model) is CASES["location_scale"].model
@@ -44,17 +31,6 @@ def test_state_and_fields(location_fit, location_data):
     np.testing.assert_allclose(jnp.exp(fields["z.b"]), mcmc.get_samples()["b"], rtol=1e-4)
     assert "acc. prob" in kernel.get_diagnostics_str(jax.tree.map(lambda a: a[0], mcmc.last_state._replace(data=None)))
     mcmc.print_summary()
-
-
-def test_warm_up_and_resume(location_fit, location_data):
-    mcmc = _mcmc(SLSLangevin(location_fit), chains=1)
-    mcmc.warmup(random.key(0), *location_data)
-    mcmc.run(random.key(1), *location_data)
-    step_size = mcmc.last_state.step_size
-    mcmc.post_warmup_state = mcmc.last_state
-    mcmc.run(mcmc.post_warmup_state.rng_key, *location_data)
-    assert mcmc.last_state.step_size == step_size, "no adaptation after warm-up"
-    assert int(mcmc.last_state.i) == 300
 
 
 def test_init_params_start_the_chain(location_fit, location_data):
@@ -111,6 +87,7 @@ def test_training_happens_once_and_outside_any_trace(counted, location_data, met
     assert mcmc.get_samples()["a"].shape == (200,)
 
 
+@pytest.mark.slow
 def test_new_data_with_a_given_fit_are_not_trained_on(location_fit):
     x = CASES["location_scale"].simulate(random.key(11), 900)[0]
     mcmc = _mcmc(SLSLangevin(location_fit), samples=1000)

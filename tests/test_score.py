@@ -175,6 +175,7 @@ def test_the_weight_vanishes_where_the_data_end():
         make_boundary(parameters, {"start": lambda x: (None, None)}, 1)
 
 
+@pytest.mark.slow
 def test_a_stated_support_is_learnt_from_whole_data_sets():
     """x ~ U(0, end), prior U(0, 10): the posterior of end is max x times a Pareto, cut at 10."""
     x = 4 * random.uniform(random.key(1), (20,))
