@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-import arviz as az
 import jax
 from jax import Array
 import numpy as np
@@ -84,6 +83,8 @@ def predict(mcmc: MCMC, rng_key: Array, num_samples: int = MAX_PREDICTIVE) -> di
 
 def from_groups(groups: dict[str, dict[str, np.ndarray]]) -> Any:
     """The groups that hold something, in what the installed ArviZ calls them."""
+    import arviz as az  # takes a while, and only these functions need it
+
     filled: dict[str, Any] = {k: v for k, v in groups.items() if v}
     return az.from_dict(filled) if int(az.__version__.split(".")[0]) >= 1 else az.from_dict(**filled)
 

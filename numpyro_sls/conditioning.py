@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
-from numpyro_sls.leaning import NUM_CHAINS, around_draws, draw_posterior, make_mean_sums, solve_mean
+from numpyro_sls.leaning import LONG, NUM_CHAINS, SHORT, around_draws, draw_posterior, make_mean_sums, solve_mean
 from numpyro_sls.learning import FOCUS_THETAS, Learner
 from numpyro_sls.marginals import MAX_COLUMNS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
@@ -90,7 +90,14 @@ class Conditioner:
         )
 
     def __call__(
-        self, rng_key: Array, unit: UnitScore, x: Float[Array, "n p"], num_units: int, settings: Debias | None, max_simulations: int
+        self,
+        rng_key: Array,
+        unit: UnitScore,
+        x: Float[Array, "n p"],
+        num_units: int,
+        settings: Debias | None,
+        max_simulations: int,
+        rough: bool = False,
     ) -> Conditioned:
         """Sum the score over a data set, find its mode and mend the score around it; again there, if that moved it."""
         keys = jax.random.split(rng_key, 8)
@@ -108,7 +115,7 @@ class Conditioner:
             mode = self.mode(unit, data, jnp.inf)
             if self.learner.learned.layout(unit) is None:
                 return Conditioned(_around(data, mode), mode, None, None)
-            return self._over_draws(keys[1], unit, _around(data, mode), left)
+            return self._over_draws(keys[1], unit, _around(data, mode), left, SHORT if rough else LONG)
         for i in range(3):
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
@@ -138,10 +145,10 @@ class Conditioner:
         if mode.gap > MAX_GAP and self.learner.learned.layout(unit) is not None:
             data = _around(data, mode)
             posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
-            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None))
+            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None, SHORT))
         return _around(data, mode), mode
 
-    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
+    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int, num_steps: int) -> Conditioned:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
         size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
         posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
@@ -149,7 +156,7 @@ class Conditioner:
         shares = [0.1] * (NUM_TURNS - 1) + [1 - 0.1 * (NUM_TURNS - 1)]
         for i, share in enumerate(shares):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
-            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
+            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:], num_steps)
             data, mode = around_draws(posterior, data, theta)
             num, totals = max(1, int(share * num_batches)), None
             for j in range(num):
@@ -163,7 +170,7 @@ class Conditioner:
             data = data._replace(local=data.local._replace(offset=offset, slope=slope))
         assert theta is not None
         # Where the sampler starts, and in which coordinates, follows the last posterior.
-        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:])
+        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:], num_steps)
         last, mode = around_draws(posterior, data, theta)
         return Conditioned(last._replace(local=data.local), mode, None, None)
 
@@ -171,10 +178,10 @@ class Conditioner:
     def _draws(self):
         log_prior = self.learner.simulator.units.parameters.log_prior
 
-        def draws(rng_key, unit, data, start):
-            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start)
+        def draws(rng_key, unit, data, start, num_steps):
+            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start, num_steps)
 
-        return jax.jit(draws)
+        return jax.jit(draws, static_argnums=4)
 
     @cached_property
     def _mean_sums(self):

@@ -281,7 +281,7 @@ class SLS:
             stage = f"round {i + 1}"
             proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
-            mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4).mode
+            mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4, rough=True).mode
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.
             eta = eta if _ratio(learner.simulator, resemblance, proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)

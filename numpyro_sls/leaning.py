@@ -19,17 +19,17 @@ from numpyro_sls.score import DataTerms, Local, Mode, PosteriorScore, UnitScore
 
 __all__ = ["MeanSums", "affine_terms", "around_draws", "draw_posterior", "make_mean_sums", "solve_mean"]
 
-NUM_CHAINS, NUM_STEPS, NUM_KEPT = (
-    128,
+NUM_CHAINS, NUM_KEPT = 128, 16
+LONG, SHORT = (
     2000,
-    16,
-)  # long: a score whose mean is off sends chains away slowly, and must be measured where they end
+    400,
+)  # steps: a score whose mean is off sends chains away slowly, and must be measured where they end; a rough score must not
 TARGET, RATE = 0.6, 0.1  # of the steps' acceptance, and how fast their size follows it
 SMALLEST = 1e-7  # eigenvalue of the terms, relative to their size, that single precision resolves
 
 
 def draw_posterior(
-    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None
+    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None, num_steps: int = SHORT
 ) -> Float[Array, "k d"]:
     """Draws of theta from many short chains, the later states of each; the last chains' ends come last."""
     key_start, key_run = jax.random.split(rng_key)
@@ -42,7 +42,7 @@ def draw_posterior(
             point, accept_prob = langevin_step(key, point, jnp.exp(log_size), posterior, data)
             return (point, log_size + RATE * (accept_prob - TARGET)), to_theta(data, point.delta)
 
-        return jax.lax.scan(step, (point, jnp.log(0.3)), jax.random.split(key, NUM_STEPS))[1][NUM_STEPS // 2 :: NUM_STEPS // 2 // NUM_KEPT]
+        return jax.lax.scan(step, (point, jnp.log(0.3)), jax.random.split(key, num_steps))[1][num_steps // 2 :: num_steps // 2 // NUM_KEPT]
 
     if start is None:
         start = data.mode + jax.random.normal(key_start, (NUM_CHAINS, data.mode.shape[0])) @ data.factor.T
