@@ -1,5 +1,8 @@
 """Simulation-based inference for NumPyro by Langevin dynamics on a structured likelihood score."""
 
+from importlib import import_module
+from typing import Any
+
 from numpyro_sls import models
 from numpyro_sls.arviz_io import predict, to_arviz
 from numpyro_sls.boundary import Smoothing
@@ -44,8 +47,16 @@ __all__ = [
     "indicator",
     "load_fit",
     "models",
+    "plots",
     "predict",
     "save_fit",
     "to_arviz",
     "transitions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``numpyro_sls.plots`` is imported when it is first used: matplotlib takes a while."""
+    if name == "plots":
+        return import_module("numpyro_sls.plots")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,11 +3,12 @@
 import arviz as az
 from jax import random
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 import pytest
 
-from numpyro_sls import SLSLangevin, calibrate, diagnose, predict, to_arviz
+from numpyro_sls import SLSLangevin, calibrate, diagnose, plots, predict, to_arviz
 from numpyro_sls.metrics import c2st, coverage, interval_width, ks, mmd, w1
 from tests.cases import CASES
 from tests.exact import exact_fit, exact_location_fit, normal_natural, normal_statistics
@@ -132,6 +133,22 @@ def test_predictions_redraw_the_nuisances(run, x):
 
 def _groups(data) -> set[str]:
     return set(data.groups()) if callable(data.groups) else {g.strip("/") for g in data.groups}
+
+
+def test_every_picture_has_axes(location_fit, location_data):
+    x = location_data[0]
+    mcmc = _run(location_fit, x, samples=100)
+    samples = mcmc.get_samples()
+    assert len(plots.training_curves(location_fit)) == sum(len(c.held_out) > 1 for c in location_fit.curves.values())
+    assert plots.pairs(location_fit, samples).shape == (2, 2)
+    assert plots.score_field(location_fit).get_xlabel() == "a"
+    assert len(plots.bartlett_residuals(diagnose(location_fit, random.key(1)).bartlett)) == 2
+    assert len(plots.calibration(calibrate(location_fit, random.key(1), num_repetitions=20)).lines) == 3
+    assert len(plots.predictive_bands(predict(mcmc, random.key(1), 20)["x"], np.asarray(x)).lines) == 1
+    assert len(plots.compare({"one": samples, "two": samples})) == 2
+    with pytest.raises(ValueError, match="200 numbers and 10"):
+        plots.predictive_bands(np.zeros((5, 200)), np.zeros(10))
+    plt.close("all")
 
 
 def test_distances_between_draws():

@@ -72,7 +72,7 @@ def test_data_flow_down_and_never_back_up():
         assert not below, f"{path.name} imports {below}, which stand below it"
 
 
-@pytest.mark.parametrize("name", [n for n in numpyro_sls.__all__ if n not in ("models", "SLSLangevinState")])
+@pytest.mark.parametrize("name", [n for n in numpyro_sls.__all__ if n not in ("models", "plots", "SLSLangevinState")])
 def test_public_names_have_a_docstring_with_a_doctest(name):
     examples = doctest.DocTestParser().get_examples(getattr(numpyro_sls, name).__doc__ or "")
     assert examples, f"{name} has no example"
