@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import time
 
 from jaxtyping import install_import_hook
 
@@ -11,7 +12,7 @@ import jax  # noqa: E402
 from jax import random  # noqa: E402
 import pytest  # noqa: E402
 
-from numpyro_sls import SLS, MLPScore, Training  # noqa: E402
+from numpyro_sls import SLS, MLPScore, Training, load_fit, save_fit  # noqa: E402
 from tests.cases import CASES  # noqa: E402
 
 hook.uninstall()
@@ -37,24 +38,47 @@ def location_data():
     return case.simulate(random.key(3), 200)
 
 
+def _shared(tmp_path_factory, name: str, sls: SLS, args: tuple):
+    """A fit, made by the worker that asks first and loaded from its file by the other."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return sls.run(random.key(0), *args, progress_bar=False)
+    root = tmp_path_factory.getbasetemp().parent
+    path, failed = root / f"{name}.sls", root / f"{name}.failed"
+    try:
+        (root / f"{name}.lock").mkdir()
+    except FileExistsError:
+        while not path.exists():
+            assert not failed.exists(), f"{name} failed in the other worker"
+            time.sleep(0.5)
+        return load_fit(path, sls.model)
+    try:
+        fit = sls.run(random.key(0), *args, progress_bar=False)
+        save_fit(fit, root / f"{name}.part")
+        (root / f"{name}.part").rename(path)
+    except BaseException:
+        failed.touch()
+        raise
+    return fit
+
+
 @pytest.fixture(scope="session")
-def location_fit(location_data):
+def location_fit(location_data, tmp_path_factory):
     """Implicit in every coordinate, on a stream."""
-    return SLS(CASES["location_scale"].model).run(random.key(0), *location_data, progress_bar=False)
+    return _shared(tmp_path_factory, "location", SLS(CASES["location_scale"].model), location_data)
 
 
 @pytest.fixture(scope="session")
-def table_fit(location_data):
+def table_fit(location_data, tmp_path_factory):
     """The same on a small table."""
     sls = SLS(CASES["location_scale"].model, training=Training(num_simulations=60_000))
-    return sls.run(random.key(0), *location_data, progress_bar=False)
+    return _shared(tmp_path_factory, "table", sls, location_data)
 
 
 @pytest.fixture(scope="session")
-def mlp_fit(location_data):
+def mlp_fit(location_data, tmp_path_factory):
     """A network without a potential."""
     sls = SLS(CASES["location_scale"].model, network=MLPScore(), training=Training(num_simulations=60_000))
-    return sls.run(random.key(0), *location_data, progress_bar=False)
+    return _shared(tmp_path_factory, "mlp", sls, location_data)
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,9 @@ def test_a_whole_run_inside_jit(fit, location_data):
 
 
 @both
-def test_a_progress_bar_tells_step_size_and_acceptance(fit, location_data, capsys):
+def test_a_progress_bar_tells_step_size_and_acceptance(fit, location_data, capsys, monkeypatch):
+    for name in ("CI", "PYTEST_XDIST_WORKER"):  # where NumPyro shows none
+        monkeypatch.delenv(name, raising=False)
     mcmc = MCMC(SLSLangevin(fit), num_warmup=10, num_samples=10, progress_bar=True)
     mcmc.run(random.key(0), *location_data)
     shown = capsys.readouterr().err

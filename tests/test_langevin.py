@@ -76,7 +76,7 @@ def test_running_again_neither_trains_nor_compiles(counted):
     np.testing.assert_array_equal(first["a"], mcmc.get_samples()["a"])
 
 
-@pytest.mark.parametrize("method", [pytest.param("sequential", marks=pytest.mark.slow), "parallel"])
+@pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow) for m in ("sequential", "parallel")])
 def test_training_happens_once_and_outside_any_trace(counted, location_data, method):
     kernel = counted[0]
     again = SLSLangevin(kernel.model, progress_bar=False, training=Training(num_simulations=60_000))
