@@ -38,8 +38,8 @@ def training_curves(fit: SLSFit, axes: Any = None) -> Any:
 
 def pairs(fit: SLSFit, samples: Mapping[str, Any], axes: Any = None) -> Any:
     """Restarts of localization, draws of the proposal and draws of the posterior, for every two coordinates of theta."""
-    parameters, labels = fit.units.parameters, fit.units.parameters.labels
-    d, draws = parameters.dim, _flat(fit, samples)
+    labels = _labels(fit)
+    d, draws = len(labels), _flat(fit, samples)
     proposal = np.asarray(fit.proposal.sample(jax.random.key(0), 500))
     restarts = None if fit.localization is None else np.asarray(fit.localization.thetas)
     axes = np.asarray(plt.subplots(d, d, figsize=(2.2 * d, 2.2 * d), layout="constrained", squeeze=False)[1] if axes is None else axes)
@@ -84,9 +84,9 @@ def score_field(fit: SLSFit, coordinates: tuple[int, int] = (0, 1), width: float
     if posterior.learned.network.has_potential:
         value = -np.asarray(jax.vmap(jax.vmap(lambda p: posterior.potential(at(*p), data)))(grid))
         axis.pcolormesh(*ends, np.exp(np.maximum(value - np.nanmax(value), -30)), shading="auto", cmap="Blues")
-    arrows = np.asarray(score) * sd[[i, j]] ** 2
+    arrows = np.asarray(score) * sd[[i, j]]  # in posterior sds, as the axes are
     axis.quiver(coarse[..., 0], coarse[..., 1], arrows[..., 0], arrows[..., 1], color="0.25", width=0.004)
-    labels = fit.units.parameters.labels
+    labels = _labels(fit)
     axis.set(xlabel=labels[i], ylabel=labels[j])
     return axis
 
@@ -128,7 +128,7 @@ def predictive_bands(drawn: Float[np.ndarray, "s n"], observed: Float[np.ndarray
     at = (np.arange(len(observed)) + 0.5) / len(observed)
     axis.fill_between(at, low - middle, high - middle, color=OURS, alpha=0.3, label="95 % of simulated data")
     axis.plot(at, observed - middle, color="k", linewidth=0.9, label="data")
-    axis.set(xlabel="quantile", ylabel="difference from the predictive median")
+    axis.set(xlabel="quantile", ylabel="data - predictive median")
     axis.legend(frameon=False, fontsize="small")
     return axis
 
@@ -152,6 +152,17 @@ def _axes(axes: Any, rows: int, columns: int, size: tuple[float, float]) -> Any:
     if axes is None:
         axes = plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained", squeeze=False)[1]
     return np.ravel(np.asarray(axes))
+
+
+def _labels(fit: SLSFit) -> list[str]:
+    """Of the coordinates of theta: a site that is not real is drawn unconstrained, and says so."""
+    parameters = fit.units.parameters
+    sites = [k for k, shape in parameters.shapes.items() for _ in range(int(np.prod(shape)))]
+    real = {
+        k: "Real" in type(parameters.traced.supports[k]).__name__ or "real" in str(parameters.traced.supports[k]).lower()
+        for k in set(sites)
+    }
+    return [label if real[k] else f"{label}, unconstrained" for label, k in zip(parameters.labels, sites, strict=True)]
 
 
 def _flat(fit: SLSFit, samples: Mapping[str, Any]) -> Float[np.ndarray, "s d"]:
