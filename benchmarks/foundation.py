@@ -16,7 +16,7 @@ import numpy as np
 import numpyro
 from numpyro.infer import MCMC
 
-from numpyro_sls import SLSLangevin
+from numpyro_sls import SLSLangevin, diagnose
 from tests.cases import CASES, compare, exact_samples
 
 
@@ -43,6 +43,7 @@ def run_case(name: str, seed: int, target: str = "blend") -> dict:
         "diverging": float(mcmc.get_extra_fields()["diverging"].mean()),
         "simulations": {k: s.num for k, s in fit.simulations.items()},
         "seconds": seconds,
+        "failed": diagnose(fit, random.key(9), mcmc=mcmc).failed,
         "passed": bool(distance.w1.max() <= 0.15 and distance.sd_ratio.min() >= 0.9 and distance.sd_ratio.max() <= 1.1),
     }
 
@@ -55,10 +56,10 @@ def table(rows: list[dict]) -> str:
         "Defaults only, no settings for any model; 4 chains x 2000 draws against NUTS on the likelihood written down (4 x 2000 draws). W1 is the largest",
         "1-Wasserstein distance of a marginal in exact sds, the sd ratio the one furthest from 1. The bars are 0.15 and 0.9-1.1. Two sets of exact draws of",
         "this size differ by about 0.03. Made by `make benchmark` and `python -m benchmarks.foundation --table`; seconds are those of the machine in the last line,",
-        "compilation included.",
+        "compilation included. The last column is what `diagnose` finds wrong.",
         "",
-        "| model | n | target | seed | W1 | sd ratio | units simulated | seconds | within the bars |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | n | target | seed | W1 | sd ratio | units simulated | seconds | within the bars | `diagnose` |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         ratio = max(r["sd_ratio"], key=lambda v: abs(v - 1))
@@ -73,6 +74,7 @@ def table(rows: list[dict]) -> str:
             f"{units:.1e}",
             f"{r['seconds']:.0f}",
             "yes" if r["passed"] else "no",
+            ", ".join(r["failed"]) or "ok",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}, numpyro {numpyro.__version__}"

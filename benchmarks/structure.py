@@ -19,6 +19,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer import MCMC
 
 from numpyro_sls import SLS, CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, SLSLangevin, Training
+from numpyro_sls.metrics import ks, w1
 from numpyro_sls.models import beta_binomial, dirichlet, gnk, monotone, queue
 
 RESULTS = Path("benchmarks/results/structure.jsonl")
@@ -44,16 +45,6 @@ def sampled(fit: SLSFit, *args, num_samples: int = 1000, num_chains: int = 8, **
     return {k: np.asarray(v) for k, v in mcmc.get_samples().items()}, float(mcmc.get_extra_fields()["diverging"].mean())
 
 
-def ks_and_w1(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """Kolmogorov-Smirnov and 1-Wasserstein distance, averaged over columns."""
-    grid = (np.arange(2000) + 0.5) / 2000
-    ks = []
-    for u, v in zip(a.T, b.T, strict=True):
-        at = np.sort(np.concatenate([u, v]))
-        ks.append(np.abs(np.searchsorted(np.sort(u), at, "right") / len(u) - np.searchsorted(np.sort(v), at, "right") / len(v)).max())
-    return float(np.mean(ks)), float(np.abs(np.quantile(a, grid, axis=0) - np.quantile(b, grid, axis=0)).mean())
-
-
 def monotone_log_likelihood(params, x):
     """Of every row (y, D_1, ..., D_10); D_0 is 1."""
     design = jnp.concatenate([jnp.ones((len(x), 1)), x[:, 1:]], axis=1)
@@ -71,8 +62,9 @@ def run_monotone(options) -> None:
         fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
         draws, outside = sampled(fit, xy, num_steps=16, num_chains=32)
         basis = np.asarray(monotone.features(GRID)).T
-        ks, w1 = ks_and_w1(draws["theta"] @ basis, exact @ basis)
-        save("monotone", seed=seed, ks=ks, w1=w1, outside=outside, **cost)
+        ours, theirs = draws["theta"] @ basis, exact @ basis
+        distance = w1(ours, theirs) * theirs.std(0)  # in the curve's own units
+        save("monotone", seed=seed, ks=float(ks(ours, theirs).mean()), w1=float(distance.mean()), outside=outside, **cost)
 
 
 def run_queue(options) -> None:
@@ -106,15 +98,22 @@ def run_gnk(options) -> None:
     x = np.genfromtxt(options.data / "gnk/fx_log_returns_1.csv", delimiter=",", dtype=np.float32).ravel()
     x = jnp.asarray(x[np.isfinite(x)])
     exact = np.load(options.data / "gnk/exact_posterior_1.npz")["posterior"]
-    grid = (np.arange(2000) + 0.5) / 2000
     for seed in options.seeds:
         for name, settings in {"weights in x": gnk.SETTINGS, "no weights": {**gnk.SETTINGS, "focus": None}}.items():
             fit, cost = fitted(gnk.model, random.key(seed), x, **settings)
             draws, outside = sampled(fit, x)
             ours = np.stack([draws[k] for k in "abgk"], axis=1)
-            w1 = np.abs(np.quantile(ours, grid, axis=0) - np.quantile(exact, grid, axis=0)).mean(0) / exact.std(0)
             shift, ratio = (ours.mean(0) - exact.mean(0)) / exact.std(0), ours.std(0) / exact.std(0)
-            save("gnk", seed=seed, variant=name, w1=w1.tolist(), shift=shift.tolist(), sd_ratio=ratio.tolist(), outside=outside, **cost)
+            save(
+                "gnk",
+                seed=seed,
+                variant=name,
+                w1=w1(ours, exact).tolist(),
+                shift=shift.tolist(),
+                sd_ratio=ratio.tolist(),
+                outside=outside,
+                **cost,
+            )
 
 
 PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}

@@ -1,49 +1,26 @@
-"""Draws the example pictures of docs/diagnostics.md: python docs/make_pictures.py"""
+"""Draws the example pictures of docs/diagnostics.md: python -m docs.make_pictures"""
 
 from pathlib import Path
 
 from jax import random
 import matplotlib
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC
 
-from numpyro_sls import SLS, Simulated, SLSLangevin, calibrate, diagnose, plots, predict
+from numpyro_sls import SLS, SLSLangevin, calibrate, diagnose, plots, predict
+from tests.cases import CASES, exact_samples
 
 matplotlib.use("Agg")
 OUTPUT = Path(__file__).parent / "pictures"
 
 
-def model(x):
-    """A location and a scale, the noise simulated away."""
-    a = numpyro.sample("a", dist.Normal(0, 5))
-    b = numpyro.sample("b", dist.HalfNormal(5))
-    with numpyro.plate("units", x.shape[0]):
-        z = numpyro.sample("z", dist.Normal())
-        numpyro.sample("x", Simulated(a + b * z), obs=x)
-
-
-def written_down(x):
-    """The same with its likelihood."""
-    a = numpyro.sample("a", dist.Normal(0, 5))
-    b = numpyro.sample("b", dist.HalfNormal(5))
-    with numpyro.plate("units", x.shape[0]):
-        numpyro.sample("x", dist.Normal(a, b), obs=x)
-
-
-def run(kernel, x) -> MCMC:
-    """Four chains."""
-    mcmc = MCMC(kernel, num_warmup=500, num_samples=2000, num_chains=4, chain_method="vectorized", progress_bar=False)
-    mcmc.run(random.key(0), x)
-    return mcmc
-
-
 def main() -> None:
     """Fit once and draw everything."""
-    x = 1 + 2 * random.normal(random.key(3), (200,))
-    fit = SLS(model).run(random.key(0), x, progress_bar=False)
-    mcmc, exact = run(SLSLangevin(fit), x), run(NUTS(written_down), x)
+    case = CASES["location_scale"]
+    (x,) = case.simulate(random.key(3), 200)
+    fit = SLS(case.model).run(random.key(0), x, progress_bar=False)
+    mcmc = MCMC(SLSLangevin(fit), num_warmup=500, num_samples=2000, num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(0), x)
     report = diagnose(fit, random.key(1), mcmc=mcmc)
     print(report)
     found = calibrate(fit, random.key(2))
@@ -56,7 +33,7 @@ def main() -> None:
         "bartlett": plots.bartlett_residuals(report.bartlett),
         "calibration": plots.calibration(found),
         "bands": plots.predictive_bands(predict(mcmc, random.key(4), 200)["x"], np.asarray(x)),
-        "compare": plots.compare({"ours": samples, "exact": exact.get_samples()}),
+        "compare": plots.compare({"ours": samples, "exact": exact_samples(case, (x,))}),
     }
     OUTPUT.mkdir(exist_ok=True)
     for name, axes in pictures.items():

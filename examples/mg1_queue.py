@@ -16,11 +16,10 @@ import matplotlib
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sls import SLSLangevin, Training
+from numpyro_sls import SLSLangevin, Training, diagnose, plots, to_arviz
 from numpyro_sls.models import queue
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 NAMES = ("theta1", "theta2", "theta3")
 
@@ -40,30 +39,19 @@ def main() -> None:
     mcmc.run(random.key(0), x)
     print(f"fitted and sampled in {time.perf_counter() - start:.0f} s")
 
-    by_chain = {k: np.asarray(mcmc.get_samples(group_by_chain=True)[k]) for k in NAMES}
-    print(az.summary(az.from_dict({"posterior": by_chain}) if int(az.__version__[0]) else az.from_dict(posterior=by_chain)))
+    print(az.summary(to_arviz(mcmc), var_names=list(NAMES)))
     print("truth:", queue.TRUTH)
+    print(diagnose(mcmc.sampler.fit, random.key(3), mcmc=mcmc))
 
     print("computing the exact posterior for comparison ...")
     exact = np.asarray(queue.exact_posterior(random.key(2), x, num_samples=160 if options.small else 1600))
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "queue.png"
-    draw(by_chain, exact, path)
+    axes = plots.compare({"numpyro_sls": mcmc.get_samples(), "exact": dict(zip(NAMES, exact.T, strict=True))}, NAMES)
+    for axis, name in zip(axes, NAMES, strict=True):
+        axis.axvline(queue.TRUTH[name], color="C3", linewidth=1)
+    axes[0].figure.savefig(path, dpi=150)
     print("picture:", path)
-
-
-def draw(samples: dict[str, np.ndarray], exact: np.ndarray, path: Path) -> None:
-    """Marginals of the learned posterior over those of the exact one."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
-    for axis, name, reference in zip(axes, NAMES, exact.T, strict=True):
-        ours = samples[name].ravel()
-        axis.hist(reference, bins=40, density=True, color="0.8", label="exact")
-        axis.hist(ours, bins=60, density=True, histtype="step", color="C0", label="numpyro_sls")
-        axis.axvline(queue.TRUTH[name], color="C3", linewidth=1, label="truth")
-        axis.set(xlabel=name, yticks=[])
-    axes[0].legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

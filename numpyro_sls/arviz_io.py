@@ -14,15 +14,15 @@ from numpyro_sls.sites import whole
 
 __all__ = ["from_groups", "predict", "to_arviz"]
 
-STATS = {"accept_prob": "acceptance_rate", "potential_energy": "energy", "step_size": "step_size", "diverging": "diverging"}
+STATS = {"accept_prob": "acceptance_rate", "step_size": "step_size", "diverging": "diverging"}
 MAX_PREDICTIVE = 500  # data sets simulated from the posterior, unless the caller says how many
 
 
 def to_arviz(mcmc: MCMC, rng_key: Array | None = None, *, posterior_predictive: int | bool = False, prior: int | bool = False) -> Any:
     """Posterior, sample stats, observed and constant data of a run; predictive draws on request.
 
-    :param mcmc: a finished run of `SLSLangevin`. Ask for ``extra_fields=("accept_prob", "step_size")`` to have them too.
-    :param rng_key: for predictive draws; None: a key made from the run's own.
+    :param mcmc: a finished run of `SLSLangevin`. Ask it for ``extra_fields=("accept_prob", "step_size", "potential_energy")`` to have them too.
+    :param rng_key: for predictive draws; None: key 0.
     :param posterior_predictive: simulate data from so many posterior draws, nuisances drawn anew; True: 500.
     :param prior: so many draws of parameters and data from the prior.
 
@@ -39,8 +39,9 @@ def to_arviz(mcmc: MCMC, rng_key: Array | None = None, *, posterior_predictive: 
         "posterior": _arrays(mcmc.get_samples(group_by_chain=True)),
         "sample_stats": {STATS[k]: np.asarray(v) for k, v in fields.items() if k in STATS},
     }
-    key = jax.random.fold_in(mcmc.last_state.rng_key.ravel()[0], 1) if rng_key is None else rng_key
-    key_posterior, key_prior = jax.random.split(key)
+    if "potential_energy" in fields:
+        groups["sample_stats"]["lp"] = -np.asarray(fields["potential_energy"])
+    key_posterior, key_prior = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     if posterior_predictive:
         num = MAX_PREDICTIVE if posterior_predictive is True else posterior_predictive
         groups["posterior_predictive"] = {k: v[None] for k, v in predict(mcmc, key_posterior, num).items()}

@@ -112,7 +112,7 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
             z = unit.standardizer(x)
             parts = (
                 learned.network.summary(unit.weights, z, d),
-                learned.mean_network._features(unit.mean_weights, z) if unit.mean_weights is not None else jnp.zeros((size, 0)),
+                learned.mean_network.features(unit.mean_weights, z) if unit.mean_weights is not None else jnp.zeros((size, 0)),
                 learned.features(unit, x, data.local.marginals),
             )
             return jax.tree.map(lambda total, new: total + keep.astype(x.dtype) @ new, carry, parts), (~batch.ok).sum()

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
-from numpyro_sls.leaning import LONG, NUM_CHAINS, SHORT, around_draws, draw_posterior, make_mean_sums, solve_mean
+from numpyro_sls.leaning import NUM_CHAINS, around_draws, draw_posterior, make_mean_sums, solve_mean
 from numpyro_sls.learning import FOCUS_THETAS, Learner
 from numpyro_sls.marginals import MAX_COLUMNS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
@@ -45,7 +45,9 @@ MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place wher
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
-NUM_TURNS = 6  # of drawing from the posterior and removing the mean over the draws, where there is no mode
+NUM_TURNS = 24  # of drawing from the posterior and removing the mean over the draws, where there is no mode
+NUM_POOLED = 4  # turns whose draws are taken together: one turn's alone overshoot
+LAST_SHARE = 0.4  # of the simulations for the last turn
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
@@ -97,7 +99,6 @@ class Conditioner:
         num_units: int,
         settings: Debias | None,
         max_simulations: int,
-        rough: bool = False,
     ) -> Conditioned:
         """Sum the score over a data set, find its mode and mend the score around it; again there, if that moved it."""
         keys = jax.random.split(rng_key, 8)
@@ -115,7 +116,7 @@ class Conditioner:
             mode = self.mode(unit, data, jnp.inf)
             if self.learner.learned.layout(unit) is None:
                 return Conditioned(_around(data, mode), mode, None, None)
-            return self._over_draws(keys[1], unit, _around(data, mode), left, SHORT if rough else LONG)
+            return self._over_draws(keys[1], unit, _around(data, mode), left)
         for i in range(3):
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
@@ -145,23 +146,26 @@ class Conditioner:
         if mode.gap > MAX_GAP and self.learner.learned.layout(unit) is not None:
             data = _around(data, mode)
             posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
-            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None, SHORT))
+            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None))
         return _around(data, mode), mode
 
-    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int, num_steps: int) -> Conditioned:
+    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
         size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
         posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
         num_batches = max(1, max_simulations // size)
-        shares = [0.1] * (NUM_TURNS - 1) + [1 - 0.1 * (NUM_TURNS - 1)]
+        shares = [(1 - LAST_SHARE) / (NUM_TURNS - 1)] * (NUM_TURNS - 1) + [LAST_SHARE]
+        recent: list[Array] = []
         for i, share in enumerate(shares):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
-            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:], num_steps)
-            data, mode = around_draws(posterior, data, theta)
+            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
+            recent = [*recent, theta][-NUM_POOLED:]
+            pool = jnp.concatenate(recent)
+            data, mode = around_draws(posterior, data, pool)
             num, totals = max(1, int(share * num_batches)), None
             for j in range(num):
-                rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(theta))
-                new = self._mean_sums(jax.random.fold_in(key_sums, j), theta[rows], unit, data.local, mode.eta_factor)
+                rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(pool))
+                new = self._mean_sums(jax.random.fold_in(key_sums, j), pool[rows], unit, data.local, mode.eta_factor)
                 new = jax.tree.map(lambda a: np.asarray(a, float), new)
                 totals = new if totals is None else jax.tree.map(np.add, totals, new)
             assert totals is not None
@@ -170,7 +174,7 @@ class Conditioner:
             data = data._replace(local=data.local._replace(offset=offset, slope=slope))
         assert theta is not None
         # Where the sampler starts, and in which coordinates, follows the last posterior.
-        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:], num_steps)
+        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:])
         last, mode = around_draws(posterior, data, theta)
         return Conditioned(last._replace(local=data.local), mode, None, None)
 
@@ -178,10 +182,10 @@ class Conditioner:
     def _draws(self):
         log_prior = self.learner.simulator.units.parameters.log_prior
 
-        def draws(rng_key, unit, data, start, num_steps):
-            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start, num_steps)
+        def draws(rng_key, unit, data, start):
+            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start)
 
-        return jax.jit(draws, static_argnums=4)
+        return jax.jit(draws)
 
     @cached_property
     def _mean_sums(self):

@@ -96,7 +96,7 @@ class MeanNetwork:
         views = z[:, : NUM_VIEWS * self.num_inputs].reshape(z.shape[0], NUM_VIEWS, -1)
         return views[:, :, views.shape[2] - self.num_covariates :].reshape(z.shape[0], -1)
 
-    def _features(self, weights: Any, z: Float[Array, "m q"]) -> Float[Array, "m f"]:
+    def features(self, weights: Any, z: Float[Array, "m q"]) -> Float[Array, "m f"]:
         one = jnp.ones((z.shape[0], 1))
         if not self.num_covariates:
             return one
@@ -104,7 +104,7 @@ class MeanNetwork:
 
     def summary(self, weights: Any, z: Float[Array, "n q"]) -> Float[Array, " f"]:
         """What the log-partition of a data set needs of it."""
-        return self._features(weights, z).sum(0) if self.has_potential else jnp.zeros(0)
+        return self.features(weights, z).sum(0) if self.has_potential else jnp.zeros(0)
 
     def log_partition(self, weights: Any, eta: Float[Array, " d"], summary: Float[Array, " f"]) -> Float[Array, ""]:
         """n A(theta), or sum_i a(c_i) . A(theta)."""
@@ -118,7 +118,7 @@ class MeanNetwork:
         """h at one theta for each unit."""
         if self.has_potential:
             slopes = jax.jacfwd(lambda e: self._partitions(weights, e))(eta)
-            return jax.lax.stop_gradient(weights["share"]) * self._features(weights, z) @ slopes
+            return jax.lax.stop_gradient(weights["share"]) * self.features(weights, z) @ slopes
         mlp = self._mlp()
         if not self.num_covariates:
             return jnp.broadcast_to(jnp.asarray(mlp.apply(weights["mlp"], eta)), (z.shape[0], self.dim))

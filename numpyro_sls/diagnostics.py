@@ -12,6 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sls.bartlett import Bartlett, bartlett
 from numpyro_sls.fitted import SLSFit
+from numpyro_sls.joint import joint_validity
 from numpyro_sls.langevin import SLSLangevin
 from numpyro_sls.leaning import draw_posterior
 from numpyro_sls.notices import MAX_OUTSIDE
@@ -27,8 +28,9 @@ MAX_ASYMMETRY = 0.3
 MAX_FAILED = 0.05
 MIN_KEPT = 0.25  # of localization's restarts
 MAX_RHAT, MIN_ESS = 1.01, 400
+MIN_ACCEPTED = 0.2
 MAX_BIAS = 0.1  # of unadjusted steps: shift in posterior sds, or relative error of an sd
-MIN_P = 0.001
+FAR = 1.5  # times the squared distance of the farthest simulated data set
 MAX_NOISE = 0.1  # of the readout near the posterior, as a share of the score's variance
 MIN_SIMULATED = 20_000
 CLEARLY = 4.0  # standard errors
@@ -73,8 +75,8 @@ def diagnose(fit: SLSFit, rng_key: Array, x: Any = None, mcmc: MCMC | None = Non
     """Check a fit on fresh simulations near the posterior of its data, and a run of it.
 
     :param fit: what `SLS.run` gave, or the ``fit`` of a kernel.
-    :param x: other data than those of the fit, or a tuple of arguments of the model.
-    :param mcmc: a run of `SLSLangevin` on these data; its draws are where the score is checked.
+    :param x: the data, or a tuple of the model's arguments; None: those of the run, or of the fit.
+    :param mcmc: a run of `SLSLangevin` on these data with this fit; its draws are where the score is checked.
 
     **Example:**
 
@@ -85,29 +87,46 @@ def diagnose(fit: SLSFit, rng_key: Array, x: Any = None, mcmc: MCMC | None = Non
     """
     if not isinstance(fit, SLSFit):
         raise TypeError(f"diagnose takes an SLSFit, as SLS(model).run(rng_key, x) or kernel.fit gives it; got {type(fit).__name__}.")
-    if mcmc is not None and not isinstance(mcmc.sampler, SLSLangevin):
-        raise TypeError(f"diagnose takes a run of SLSLangevin; this MCMC ran {type(mcmc.sampler).__name__}.")
-    args = () if x is None else x if isinstance(x, tuple) else (x,)
-    data = fit.condition(*args) if args else fit.data
-    key_theta, key_bartlett, key_model, key_bias = jax.random.split(rng_key, 4)
+    if mcmc is not None:
+        _check_run(mcmc, fit)
+    args, kwargs = _arguments(fit, x, mcmc)
+    data = fit.data if args is None else fit.condition(*args, **kwargs)
+    key_theta, key_bartlett, key_target, key_model, key_bias = jax.random.split(rng_key, 5)
     theta = _draws(key_theta, fit, data, mcmc)
     learner, unit = fit.conditioner.learner, fit.posterior.unit
     found = bartlett(key_bartlett, learner.learned, unit, learner.simulator, data, theta, TOLERANCE)
-    observed = fit.observed() if not args else fit._units(args, {})
+    observed = fit.observed() if data is fit.data else fit.rows_of(args, kwargs)
     checks = [
         _mean(found, fit),
         _curvature(found),
         *([] if learner.learned.network.has_potential else [_symmetry(found)]),
+        *([] if fit.sls.target == "implicit" or not fit.joint.valid.any() else [_target(key_target, fit, theta)]),
         _failures(fit, found),
         *([] if fit.localization is None else [_restarts(fit), _modes(fit)]),
         *([] if not fit.curves else [_training(fit.curves), _effort(fit)]),
         *([] if fit.readout is None else [_readout(fit)]),
         _region(fit, data, theta, mcmc),
-        _misspecification(key_model, fit, data, theta, observed),
-        *([] if mcmc is None else _chains(mcmc)),
-        *([] if mcmc is None else _discretization(key_bias, mcmc, args, fit)),
+        _misspecification(key_model, fit, theta, observed[: int(data.num_units)]),
+        *([] if mcmc is None else [_acceptance(mcmc), *_chains(mcmc)]),
+        *([] if mcmc is None else _discretization(key_bias, mcmc)),
     ]
     return Report(tuple(checks), found)
+
+
+def _check_run(mcmc: MCMC, fit: SLSFit) -> None:
+    if not isinstance(mcmc.sampler, SLSLangevin):
+        raise TypeError(f"diagnose takes a run of SLSLangevin; this MCMC ran {type(mcmc.sampler).__name__}.")
+    if mcmc.last_state is None:
+        raise ValueError("The MCMC has not been run: call mcmc.run(rng_key, *model_args) first.")
+    if mcmc.sampler.fit is not fit:
+        raise ValueError("The run was made with another fit: call diagnose(mcmc.sampler.fit, rng_key, mcmc=mcmc).")
+
+
+def _arguments(fit: SLSFit, x: Any, mcmc: MCMC | None) -> tuple[Any, dict]:
+    """The model's arguments; None for those of the fit."""
+    if x is not None:
+        return x if isinstance(x, tuple) else (x,), {}
+    return (None, {}) if mcmc is None else (mcmc._args, mcmc._kwargs)
 
 
 def _draws(rng_key: Array, fit: SLSFit, data: DataTerms, mcmc: MCMC | None, num: int = 2000) -> Float[Array, "k d"]:
@@ -158,6 +177,22 @@ def _symmetry(found: Bartlett) -> Check:
         found.asymmetry <= MAX_ASYMMETRY,
         f"the mean Jacobian differs from its transpose by {found.asymmetry:.2f} of its size",
         "The score is not the gradient of anything. Train longer, or use network=SeparablePotential(), which cannot be asymmetric.",
+    )
+
+
+def _target(rng_key: Array, fit: SLSFit, theta: Float[Array, "k d"]) -> Check:
+    """The joint score tested once more, where the posterior is."""
+    again = joint_validity(rng_key, fit.conditioner.learner.simulator, theta)
+    bad = [
+        label
+        for label, trained, holds in zip(fit.units.parameters.labels, fit.joint.valid, again.valid, strict=True)
+        if trained and not holds
+    ]
+    return Check(
+        "target",
+        not bad,
+        f"the joint score does not hold in {bad}" if bad else "the joint score holds where it was trained on",
+        "What was learnt there is not the score: a support or a simulated value moves with the parameter. Fit with target='implicit'.",
     )
 
 
@@ -257,25 +292,29 @@ NUM_SETS = 400
 NUM_DIRECTIONS = 20
 
 
-def _misspecification(rng_key: Array, fit: SLSFit, data: DataTerms, theta: Float[Array, "k d"], observed: Float[Array, "n p"]) -> Check:
+def _misspecification(rng_key: Array, fit: SLSFit, theta: Float[Array, "k d"], observed: Float[Array, "n p"]) -> Check:
     """Are the data's own summaries, as the score sees them, like those of data simulated at posterior draws?"""
     learner, unit = fit.conditioner.learner, fit.posterior.unit
     n = min(len(observed), MAX_ROWS)
     key_rows, key_sets, key_theta = jax.random.split(rng_key, 3)
     network = learner.learned.network
 
-    def summaries(x):
+    def summaries(x, ok):
         z = unit.standardizer(x)
         parts = [network.summary(unit.weights, z, unit.proposal.dim)] if network.has_potential else []
-        return jnp.concatenate([*parts, network.features(unit.weights, z), z], axis=1).mean(0)
+        return jnp.concatenate([*parts, network.features(unit.weights, z), z], axis=1).mean(0, where=ok[:, None])
 
-    simulate = jax.jit(lambda key, t: summaries(learner.simulator.batch(key, t[None], n).x[0]))
+    def simulate(key, t):
+        batch = learner.simulator.batch(key, t[None], n)
+        return summaries(batch.x[0], batch.ok[0]), (~batch.ok).sum()
+
     rows = jax.random.randint(key_theta, (NUM_SETS,), 0, len(theta))
     keys = jax.random.split(key_sets, NUM_SETS)
-    simulated = np.asarray(jax.lax.map(lambda pair: simulate(*pair), (keys, theta[rows])), float)
-    learner.simulator.count("diagnosis", NUM_SETS * n)
+    found, failed = jax.jit(lambda keys, t: jax.lax.map(lambda pair: simulate(*pair), (keys, t)))(keys, theta[rows])
+    simulated = np.asarray(found, float)
+    learner.simulator.count("diagnosis", NUM_SETS * n, failed.sum())
     chosen = observed if n == len(observed) else observed[jax.random.choice(key_rows, len(observed), (n,), replace=False)]
-    own = np.asarray(summaries(chosen), float)
+    own = np.asarray(summaries(chosen, jnp.ones(n, bool)), float)
     # The principal directions of one half of the simulated sets; the distances of the other half are the reference.
     half = NUM_SETS // 2
     centre, scale = simulated[:half].mean(0), simulated[:half].std(0)
@@ -287,12 +326,21 @@ def _misspecification(rng_key: Array, fit: SLSFit, data: DataTerms, theta: Float
     distance = ((whitened[half:] @ project) ** 2).sum(1)
     mine = float((((own[used] - centre[used]) / scale[used] @ project) ** 2).sum())
     p = (1 + np.sum(distance >= mine)) / (1 + len(distance))
-    far = mine > 1.5 * distance.max()  # p has a floor: with so few simulated sets, how far out counts too
     return Check(
         "the data",
-        bool(p > 1.5 / (1 + len(distance)) or not far),
+        mine <= FAR * float(distance.max()),  # with so few simulated sets p has a floor, so how far out counts
         f"the data's own summaries are {np.sqrt(mine / np.median(distance)):.2f} times as far out as simulated data's (p = {p:.3f})",
         "No parameters of this model make data like these: the model is wrong about something that the score looks at. Compare them with predict(mcmc, rng_key).",
+    )
+
+
+def _acceptance(mcmc: MCMC) -> Check:
+    rate, size = float(np.min(mcmc.last_state.mean_accept_prob)), float(np.max(mcmc.last_state.step_size))
+    return Check(
+        "acceptance",
+        rate >= MIN_ACCEPTED,
+        f"{rate:.2f} of the steps, at step size {size:.2g}",
+        "The steps are too large for this posterior: give num_warmup, in which they are adapted, or a smaller step_size.",
     )
 
 
@@ -312,12 +360,12 @@ def _chains(mcmc: MCMC) -> list[Check]:
     ]
 
 
-def _discretization(rng_key: Array, mcmc: MCMC, args: tuple, fit: SLSFit) -> list[Check]:
+def _discretization(rng_key: Array, mcmc: MCMC) -> list[Check]:
     kernel = mcmc.sampler
     if kernel._adjusted:
         return []
     size = float(np.max(mcmc.last_state.step_size))
-    bias = kernel.discretization_bias(rng_key, *(args or fit.units.traced.model_args), step_size=size)
+    bias = kernel.discretization_bias(rng_key, *mcmc._args, step_size=size, **mcmc._kwargs)
     worst = max(float(np.abs(bias.shift).max()), float(np.abs(bias.sd_ratio - 1).max()))
     fine = np.isfinite(worst) and worst <= MAX_BIAS
     return [Check("discretization", bool(fine), str(bias), "Take smaller steps, step_size=..., or adjusted=True.")]

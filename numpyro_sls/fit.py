@@ -34,7 +34,7 @@ from numpyro_sls.notices import (
 )
 from numpyro_sls.objectives import TARGETS, CurvaturePenalty
 from numpyro_sls.preparation import Clock, fingerprint, first_proposal, moving_supports, prior_moments, smoothed
-from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, worth_units
+from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, information_of, worth_units
 from numpyro_sls.score import LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
 from numpyro_sls.sites import whole
@@ -281,12 +281,12 @@ class SLS:
             stage = f"round {i + 1}"
             proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
-            mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4, rough=True).mode
+            mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4).mode
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.
             eta = eta if _ratio(learner.simulator, resemblance, proposal.unwhiten(eta)) <= MAX_RATIO else jnp.zeros_like(eta)
             centre = proposal.unwhiten(eta)
-            information = learner.information(key_information, unit, eta, each // 4, stage)
+            information = _information(key_information, learner, unit, mode, eta, prior, each // 4, stage)
             if jnp.linalg.norm(eta) < MAX_SHIFT * np.sqrt(proposal.dim):
                 break
         return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior), curves
@@ -317,7 +317,7 @@ class SLS:
             _, factor = proposal.frame()
             wider = from_restarts(mode.theta, factor @ factor.T, FromRestarts(diagonal=False, widen=1.5), learner.joint_valid)
             return self._laid_out(wider, learner, prior)
-        information = learner.information(rng_key, unit, mode.eta, DEFAULT_BUDGET["first rounds"], "re-centring")
+        information = _information(rng_key, learner, unit, mode, mode.eta, prior, DEFAULT_BUDGET["first rounds"], "re-centring")
         return self._laid_out(worth_units(mode.theta, prior[1], information, self._kappa(learner), learner.joint_valid), learner, prior)
 
 
@@ -325,6 +325,15 @@ DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing":
 MAX_RECENTRINGS = 2
 NEAREST_END = 2.3  # of an interval for the centre of a proposal, as a normal quantile: a hundredth of its length
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
+
+
+def _information(
+    rng_key, learner: Learner, unit: UnitScore, mode: Mode, eta, prior, num_simulations: int, stage: str
+) -> Float[Array, "d d"]:
+    """What one unit knows: measured at the mode, or, of a posterior that leans on ends of intervals, from how wide its draws lie."""
+    if mode.outside is None:
+        return learner.information(rng_key, unit, eta, num_simulations, stage)
+    return information_of(mode.factor, prior[1], learner.simulator.units.num_units)
 
 
 def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[Array, " d"]) -> float:

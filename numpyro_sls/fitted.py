@@ -33,17 +33,9 @@ class SLSFit:
 
     **Example:**
 
-    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-    >>> from jax import random
-    >>> from numpyro_sls import SLS, Simulated, Training
-    >>> def model(x):
-    ...     loc = numpyro.sample("loc", dist.Normal(0, 3))
-    ...     with numpyro.plate("units", x.shape[0]):
-    ...         z = numpyro.sample("z", dist.Normal())
-    ...         numpyro.sample("x", Simulated(loc + z), obs=x)
-    >>> x = 1 + random.normal(random.key(1), (50,))
-    >>> fit = SLS(model, training=Training(num_simulations=50_000)).run(random.key(0), x)  # doctest: +SKIP
-    >>> fit.score(jnp.array([0.0]), x[:2, None]).shape  # doctest: +SKIP
+    >>> from numpyro_sls import SLS
+    >>> fit = SLS(model).run(random.key(0), x)  # doctest: +SKIP
+    >>> fit.score(jnp.array([0.0]), x[:2, None]).shape  # two units, one parameter  # doctest: +SKIP
     (2, 1)
     """
 
@@ -145,7 +137,7 @@ class SLSFit:
 
         As the score is before it is mended near that posterior: good enough to see where it lies, not where exactly.
         """
-        x, unit = self._units(model_args, model_kwargs), self.posterior.unit
+        x, unit = self.rows_of(model_args, model_kwargs), self.posterior.unit
         data, mode = self.conditioner.unmended(unit, smoothed(x, self.smoothing, self.units), x.shape[0])
         return share_outside(mode, data) <= MAX_OUTSIDE
 
@@ -153,8 +145,8 @@ class SLSFit:
         """A new fit for other data, with the settings of this one."""
         return self.sls.run(rng_key, *model_args, progress_bar=progress_bar, **model_kwargs)
 
-    def _units(self, model_args: tuple, model_kwargs: dict) -> Float[Array, "n p"]:
-        """The units of other data, if the fit can take them."""
+    def rows_of(self, model_args: tuple, model_kwargs: dict) -> Float[Array, "n p"]:
+        """The units of other data as rows, if the fit can take them."""
         x = make_units(self.sls.trace(model_args, model_kwargs), self.units.layout).observed()
         if x.shape[1] != self.posterior.unit.standardizer.centre.shape[0]:
             raise ValueError(
@@ -165,7 +157,7 @@ class SLSFit:
         return x
 
     def _condition(self, model_args: tuple, model_kwargs: dict) -> DataTerms:
-        x = self._units(model_args, model_kwargs)
+        x = self.rows_of(model_args, model_kwargs)
         key, debias = key_of(x), self.sls.debias
         found = self.conditioner(
             key, self.posterior.unit, smoothed(x, self.smoothing, self.units), x.shape[0], debias, debias.max_simulations if debias else 0

@@ -20,16 +20,13 @@ from numpyro_sls.score import DataTerms, Local, Mode, PosteriorScore, UnitScore
 __all__ = ["MeanSums", "affine_terms", "around_draws", "draw_posterior", "make_mean_sums", "solve_mean"]
 
 NUM_CHAINS, NUM_KEPT = 128, 16
-LONG, SHORT = (
-    2000,
-    400,
-)  # steps: a score whose mean is off sends chains away slowly, and must be measured where they end; a rough score must not
+NUM_STEPS = 400  # of a turn's chains, which go on where those of the turn before ended
 TARGET, RATE = 0.6, 0.1  # of the steps' acceptance, and how fast their size follows it
 SMALLEST = 1e-7  # eigenvalue of the terms, relative to their size, that single precision resolves
 
 
 def draw_posterior(
-    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None, num_steps: int = SHORT
+    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None, num_steps: int = NUM_STEPS
 ) -> Float[Array, "k d"]:
     """Draws of theta from many short chains, the later states of each; the last chains' ends come last."""
     key_start, key_run = jax.random.split(rng_key)

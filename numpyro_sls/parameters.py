@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_sls.model import TracedModel, pruned
 
-__all__ = ["Parameters", "make_parameters"]
+__all__ = ["Parameters", "bare", "make_parameters"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Parameters:
 
     def place(self, name: str, value: Float[Array, ""]) -> Float[Array, ""]:
         """theta of a scalar site at a value; infinite at the ends of its support and beyond."""
-        support = _bare(self.traced.supports[name])
+        support = bare(self.traced.supports[name])
         low, high = getattr(support, "lower_bound", -jnp.inf), getattr(support, "upper_bound", jnp.inf)
         inside = (value > low) & (value < high)
         # any value inside will do for the branch that is not taken
@@ -77,7 +77,7 @@ class Parameters:
         """Ends of the intervals on which sites lie, by coordinate of theta; infinite for the others."""
         low, high = [], []
         for name, shape in self.shapes.items():
-            support = _bare(self.traced.supports[name])
+            support = bare(self.traced.supports[name])
             ends = (support.lower_bound, support.upper_bound) if name in self.normal else (-np.inf, np.inf)
             low.append(np.broadcast_to(np.asarray(ends[0], float), shape).ravel())
             high.append(np.broadcast_to(np.asarray(ends[1], float), shape).ravel())
@@ -113,7 +113,7 @@ class Parameters:
 def make_parameters(traced: TracedModel) -> Parameters:
     """The flat vector of a traced model's parameters."""
     run = jax.eval_shape(lambda key: traced.run(key, jnp.zeros(1, jnp.int32)), jax.random.key(0))
-    normal = frozenset(k for k in traced.parameters if isinstance(_bare(traced.supports[k]), INTERVALS))
+    normal = frozenset(k for k in traced.parameters if isinstance(bare(traced.supports[k]), INTERVALS))
     parameters = Parameters(traced, {k: tuple(run.unconstrained[k].shape) for k in traced.parameters}, normal)
     try:
         jax.eval_shape(parameters.prior_score, jnp.zeros(parameters.dim))
@@ -125,7 +125,8 @@ def make_parameters(traced: TracedModel) -> Parameters:
 INTERVALS = (type(constraints.interval(0, 1)), type(constraints.unit_interval))
 
 
-def _bare(support: constraints.Constraint) -> constraints.Constraint:
+def bare(support: constraints.Constraint) -> constraints.Constraint:
+    """What holds for every number of a support."""
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint
     return support

@@ -9,14 +9,17 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import matplotlib.pyplot as plt
 import numpy as np
+from numpyro.distributions import constraints
 
 from numpyro_sls.bartlett import Bartlett
 from numpyro_sls.calibration import Calibration
 from numpyro_sls.fitted import SLSFit
+from numpyro_sls.parameters import bare
 
 __all__ = ["bartlett_residuals", "calibration", "compare", "pairs", "predictive_bands", "score_field", "training_curves"]
 
 OURS, OTHER, GREY = "C0", "C1", "0.6"
+TOLERATED = 0.25  # as in `diagnose`
 
 
 def training_curves(fit: SLSFit, axes: Any = None) -> Any:
@@ -97,7 +100,7 @@ def bartlett_residuals(found: Bartlett, axes: Any = None) -> Any:
     relative, se = found.relative
     rows = ((found.mean, found.mean_se, "n E s, in posterior sds"), (relative, se, "(E s s' + E grad s) / information"))
     for axis, (value, error, title) in zip(axes, rows, strict=True):
-        axis.axhspan(-0.25, 0.25, color="0.92")
+        axis.axhspan(-TOLERATED, TOLERATED, color="0.92")
         axis.axhline(0, color="0.5", linewidth=0.8)
         axis.errorbar(np.arange(len(value)) + 1, value, 2 * error, fmt="o", color=OURS, capsize=3)
         axis.set(title=title, xlabel="direction", xticks=np.arange(len(value)) + 1)
@@ -158,11 +161,8 @@ def _labels(fit: SLSFit) -> list[str]:
     """Of the coordinates of theta: a site that is not real is drawn unconstrained, and says so."""
     parameters = fit.units.parameters
     sites = [k for k, shape in parameters.shapes.items() for _ in range(int(np.prod(shape)))]
-    real = {
-        k: "Real" in type(parameters.traced.supports[k]).__name__ or "real" in str(parameters.traced.supports[k]).lower()
-        for k in set(sites)
-    }
-    return [label if real[k] else f"{label}, unconstrained" for label, k in zip(parameters.labels, sites, strict=True)]
+    real = {k for k in sites if bare(parameters.traced.supports[k]) is constraints.real}
+    return [label if k in real else f"{label}, unconstrained" for label, k in zip(parameters.labels, sites, strict=True)]
 
 
 def _flat(fit: SLSFit, samples: Mapping[str, Any]) -> Float[np.ndarray, "s d"]:

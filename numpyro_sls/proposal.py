@@ -10,7 +10,7 @@ from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Bool, Float
 import numpy as np
 
-__all__ = ["FromRestarts", "Proposal", "WorthUnits", "default_kappa", "from_restarts", "in_box", "worth_units"]
+__all__ = ["FromRestarts", "Proposal", "WorthUnits", "default_kappa", "from_restarts", "in_box", "information_of", "worth_units"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,15 @@ def worth_units(
     """
     precision = np.linalg.inv(np.asarray(prior_covariance, float)) + kappa * np.asarray(information, float)
     return _gaussian(centre, np.linalg.inv((precision + precision.T) / 2), joint_valid)
+
+
+def information_of(factor: Float[Array, "d d"], prior_covariance: Float[Array, "d d"], num_units: int) -> Float[Array, "d d"]:
+    """What one of n units must know for their posterior to have the covariance F F^T; none where it is wider than the prior."""
+    root = np.linalg.cholesky(np.asarray(prior_covariance, float))
+    whitened = np.linalg.solve(root, np.asarray(factor, float))
+    values, vectors = np.linalg.eigh(whitened @ whitened.T)
+    directions = np.linalg.solve(root.T, vectors)
+    return jnp.asarray((directions * (np.maximum(1 / values - 1, 0.0) / num_units)) @ directions.T)
 
 
 def from_restarts(

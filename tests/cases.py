@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_sls import Simulated
+from numpyro_sls.metrics import w1
 
 
 class Case(NamedTuple):
@@ -235,7 +236,5 @@ def compare(ours: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Distan
     """One-dimensional distances of every scalar component that both have."""
     names = [k for k in exact if k in ours]
     a, b = (np.concatenate([np.asarray(s[k]).reshape(len(s[k]), -1) for k in names], axis=1) for s in (ours, exact))
-    grid = (np.arange(2000) + 0.5) / 2000
-    w1 = np.abs(np.quantile(a, grid, axis=0) - np.quantile(b, grid, axis=0)).mean(0)
     sd = b.std(0)
-    return Distance(w1 / sd, a.std(0) / sd, (a.mean(0) - b.mean(0)) / sd)
+    return Distance(w1(a, b), a.std(0) / sd, (a.mean(0) - b.mean(0)) / sd)

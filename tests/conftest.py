@@ -47,9 +47,12 @@ def _shared(tmp_path_factory, name: str, sls: SLS, args: tuple):
     try:
         (root / f"{name}.lock").mkdir()
     except FileExistsError:
-        while not path.exists():
+        for _ in range(1200):
+            if path.exists():
+                break
             assert not failed.exists(), f"{name} failed in the other worker"
             time.sleep(0.5)
+        assert path.exists(), f"{name} did not come from the other worker in ten minutes"
         return load_fit(path, sls.model)
     try:
         fit = sls.run(random.key(0), *args, progress_bar=False)

@@ -42,7 +42,7 @@ def exact_fit(model: Callable, args: tuple, statistics: Callable, natural: Calla
     sls = SLS(model, network=Family(statistics, natural), debias=None, focus=None, smoothing=False)
     units, _ = sls.units_of(args, {})
     p, d = units.observed().shape[1], units.parameters.dim
-    joint = JointValidity(np.ones(d, bool), np.zeros(d, bool), np.zeros(d))
+    joint = JointValidity(np.zeros(d, bool), np.ones(d, bool), np.zeros(d))  # nothing was trained on it
     conditioner = Conditioner(sls.learner_of(units, None, joint, {}))
     factor = jnp.diag(jnp.broadcast_to(jnp.asarray(width, float), (d,)))
     proposal = Proposal(jnp.asarray(centre, float), factor, jnp.linalg.inv(factor))

@@ -81,8 +81,18 @@ def test_data_of_another_model_are_seen(x):
 def test_chains_that_have_not_met_and_steps_that_are_too_large(exact, x):
     short = _run(exact, x, warmup=0, samples=10, step_size=0.02)
     assert {"R-hat", "effective samples"} <= set(diagnose(exact, random.key(1), mcmc=short).failed)
+    assert "acceptance" in diagnose(exact, random.key(1), mcmc=_run(exact, x, warmup=0, step_size=9.0)).failed
     large = _run(exact, x, warmup=0, adjusted=False, step_size=1.5)
     assert "discretization" in diagnose(exact, random.key(1), mcmc=large).failed
+
+
+def test_a_run_on_other_data_is_checked_where_it_was(exact, x):
+    with pytest.warns(UserWarning, match="outside the region"):
+        far = _run(exact, x + 40.0)
+    report = diagnose(exact, random.key(1), mcmc=far)
+    assert "region" in report.failed
+    with pytest.raises(ValueError, match="another fit"):
+        diagnose(exact_location_fit(x), random.key(1), mcmc=far)
 
 
 def test_diagnose_refuses_what_it_cannot_read(exact, x):

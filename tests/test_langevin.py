@@ -6,13 +6,14 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from numpyro.infer import MCMC, NUTS
 import pytest
 
 from numpyro_sls import SLS, SLSLangevin, Training
 from numpyro_sls.dynamics import line_integral, point_at, score_in_delta
 from numpyro_sls.sites import whole
-from tests.cases import CASES
+from tests.cases import CASES, compare
 
 
 def _mcmc(kernel, chains=2, method="vectorized", samples=100, warmup=100, **kwargs):
@@ -51,7 +52,11 @@ def counted(location_data):
             fits.append(args)
             return super().run(*args, **kwargs)
 
-    kernel = SLSLangevin(CASES["location_scale"].model, progress_bar=False)
+    def model(x):
+        CASES["location_scale"].model(x)
+        numpyro.deterministic("constant", jnp.array(2.0))
+
+    kernel = SLSLangevin(model, progress_bar=False)
     kernel._sls = Counting(kernel.model, training=Training(num_simulations=60_000))
     with pytest.MonkeyPatch.context() as patch:
         # Without its progress bar, NumPyro compiles its own loop anew in every run, whatever the kernel.
@@ -79,7 +84,7 @@ def test_running_again_neither_trains_nor_compiles(counted):
 @pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow) for m in ("sequential", "parallel")])
 def test_training_happens_once_and_outside_any_trace(counted, location_data, method):
     kernel = counted[0]
-    again = SLSLangevin(kernel.model, progress_bar=False, training=Training(num_simulations=60_000))
+    again = SLSLangevin(whole(kernel.model), progress_bar=False, training=Training(num_simulations=60_000))
     mcmc = _mcmc(again, method=method)
     mcmc.run(random.key(0), *location_data)
     assert again.fit is not None
@@ -122,14 +127,8 @@ def test_a_network_without_a_potential_is_sampled(mlp_fit, location_data):
     assert all(np.isfinite(draws).all() and draws.std() > 0 for draws in mcmc.get_samples().values())
 
 
-def test_deterministic_sites_are_collected(location_data):
-    import numpyro
-
-    def model(x):
-        CASES["location_scale"].model(x)
-        numpyro.deterministic("constant", jnp.array(2.0))
-
-    mcmc = _mcmc(SLSLangevin(model, training=Training(num_simulations=60_000), progress_bar=False), chains=1)
+def test_deterministic_sites_are_collected(counted, location_data):
+    mcmc = _mcmc(SLSLangevin(counted[0].fit), chains=1)
     mcmc.run(random.key(0), *location_data, extra_fields=("~z.a",))
     assert set(mcmc.get_samples()) == {"b", "constant"}
 
@@ -153,11 +152,6 @@ def test_settings_are_checked(table_fit):
         SLSLangevin(table_fit, target_accept_prob=2.0)
 
 
-def _w1(ours, theirs):
-    grid = (np.arange(500) + 0.5) / 500
-    return np.abs(np.quantile(ours, grid) - np.quantile(theirs, grid)).mean() / np.std(theirs)
-
-
 def test_ways_to_sample_agree(location_fit, location_data):
     """Adjusted, annealed, and NUTS on the potential: the same posterior to W1 0.05 sds."""
     draws = {}
@@ -171,9 +165,10 @@ def test_ways_to_sample_agree(location_fit, location_data):
     z = nuts.get_samples()
     draws["nuts"] = {"a": z["a"], "b": jnp.exp(z["b"])}
     for name in ("annealed", "nuts"):
-        assert max(_w1(draws[name][k], draws["adjusted"][k]) for k in "ab") < 0.05, name
+        assert compare(draws[name], draws["adjusted"]).w1.max() < 0.05, name
 
 
+@pytest.mark.slow
 def test_the_bias_of_unadjusted_steps(location_fit, location_data):
     """On a Gaussian with precision H the stationary covariance is (H - e^2 H^2 / 4)^-1; step halving finds it."""
     size = 0.9
@@ -194,7 +189,7 @@ def test_a_start_far_outside_ends_in_the_same_posterior(location_fit, location_d
     usual.run(random.key(0), *location_data)
     far.run(random.key(0), *location_data, init_params={"a": jnp.full(20, 500.0), "b": jnp.full(20, -30.0)})
     assert not far.get_extra_fields()["diverging"].any()
-    assert max(_w1(far.get_samples()[k], usual.get_samples()[k]) for k in "ab") < 0.1
+    assert compare(far.get_samples(), usual.get_samples()).w1.max() < 0.1
 
 
 def test_new_data_that_leave_the_region_are_refitted_if_asked(location_fit, location_data, monkeypatch):

@@ -8,7 +8,7 @@ from numpyro import handlers
 import pytest
 
 from numpyro_sls.model import trace_model
-from numpyro_sls.models import epidemic, gnk, mrna, queue
+from numpyro_sls.models import drift_diffusion, epidemic, gnk, mrna, queue
 
 QUEUE = {"theta1": queue.TRUTH["theta1"], "width": queue.TRUTH["theta2"] - queue.TRUTH["theta1"], "theta3": queue.TRUTH["theta3"]}
 
@@ -19,7 +19,9 @@ def _moments(x):
 
 
 @pytest.mark.parametrize(
-    ("module", "truth", "n"), [(queue, QUEUE, 4000), (gnk, gnk.TRUTH, 4000), (mrna, mrna.TRUTH, 1000)], ids=["queue", "gnk", "mrna"]
+    ("module", "truth", "n"),
+    [(queue, QUEUE, 4000), (gnk, gnk.TRUTH, 4000), (mrna, mrna.TRUTH, 1000), (drift_diffusion, drift_diffusion.TRUTH, 4000)],
+    ids=["queue", "gnk", "mrna", "drift_diffusion"],
 )
 def test_model_simulates_its_data(module, truth, n):
     data = module.simulate_data(random.key(0), n)
@@ -45,3 +47,28 @@ def test_epidemic_is_one_whole():
     data = jax.jit(jax.vmap(lambda k: epidemic.simulate_data(k).reshape(-1)))(random.split(random.key(2), 200))
     (a, var_a), (b, var_b) = _moments(simulated), _moments(data)
     assert np.max(np.abs(a - b) / np.sqrt(var_a + var_b + 1e-12)) < 5
+
+
+def test_the_density_of_returns_is_that_of_their_quantiles():
+    z = jnp.linspace(-4, 4, 2001)
+    x = gnk.quantile(z, *(jnp.asarray(v) for v in gnk.TRUTH.values()))
+    density = np.exp(np.asarray(gnk.log_likelihood(gnk.TRUTH, x[:, None]), float))
+    below = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(np.asarray(x, float)))])
+    np.testing.assert_allclose(below, jax.scipy.stats.norm.cdf(z) - jax.scipy.stats.norm.cdf(-4.0), atol=2e-4)
+
+
+@pytest.mark.parametrize(("v", "a", "z"), [(1.0, 2.0, 0.5), (-2.0, 1.2, 0.3), (0.0, 1.0, 0.8)])
+def test_reaction_times_follow_the_wiener_density(v, a, z):
+    n, params = 50_000, {"v": v, "a": a, "z": z, "t": 0.0}
+    side, pace = random.uniform(random.key(0), (n, drift_diffusion.NUM_STEPS)), random.normal(random.key(1), (n, drift_diffusion.NUM_STEPS))
+    seconds, choice = (np.asarray(q) for q in jax.jit(drift_diffusion.first_passage)(v, a, z, side, pace))
+    at = np.linspace(1e-3, 15, 15_000)
+    for end in (0.0, 1.0):
+        rows = jnp.stack([jnp.asarray(at), jnp.full(len(at), end)], axis=1)
+        density = np.exp(np.asarray(drift_diffusion.log_likelihood(params, rows), float))
+        below = np.cumsum(density) * (at[1] - at[0])
+        share = (choice == end).mean()
+        np.testing.assert_allclose(share, below[-1], atol=5 * np.sqrt(0.25 / n) + 1e-3)
+        found = np.sort(seconds[choice == end])
+        far = np.abs(np.interp(found, at, below / below[-1]) - (np.arange(len(found)) + 0.5) / len(found)).max()
+        assert far < 2.0 / np.sqrt(len(found)) + 1e-3  # Kolmogorov-Smirnov, p = 0.0007

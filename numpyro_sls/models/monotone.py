@@ -27,7 +27,7 @@ NOISE = 0.1
 LOW = jnp.array([-5.0] + [0.0] * ORDER)
 HIGH = jnp.array([5.0] + [1.0] * ORDER)
 TRUTH: dict[str, Any] = {"curve": lambda x: jnp.tanh(4 * x - 2)}  # not a Bernstein polynomial: theta has no true value
-# Weakly identified directions need a narrow proposal, and that many rows: 10^5 data sets with localization.
+# Weakly identified directions need a narrow proposal, and that many rows: about 10^5 data sets in all.
 SETTINGS: dict[str, Any] = {"proposal": WorthUnits(kappa=30.0), "training": Training(num_simulations=92_000_000, num_per_theta=64)}
 
 
