@@ -41,7 +41,8 @@ def main() -> None:
 
     print(az.summary(to_arviz(mcmc), var_names=list(NAMES)))
     print("truth:", queue.TRUTH)
-    print(diagnose(mcmc.sampler.fit, random.key(3), mcmc=mcmc))
+    if not options.small:
+        print(diagnose(mcmc.sampler.fit, random.key(3), mcmc=mcmc))
 
     print("computing the exact posterior for comparison ...")
     exact = np.asarray(queue.exact_posterior(random.key(2), x, num_samples=160 if options.small else 1600))

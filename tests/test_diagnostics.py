@@ -46,8 +46,17 @@ def run(exact, x):
     return _run(exact, x, fields=("accept_prob", "step_size"))
 
 
-def test_nothing_speaks_against_an_exact_score(exact, run):
-    report = diagnose(exact, random.key(1), mcmc=run)
+@pytest.fixture(scope="module")
+def report(exact, run):
+    return diagnose(exact, random.key(1), mcmc=run)
+
+
+@pytest.fixture(scope="module")
+def calibrated(exact):
+    return calibrate(exact, random.key(1), num_repetitions=200)
+
+
+def test_nothing_speaks_against_an_exact_score(report):
     assert report.ok, str(report)
     assert "Nothing speaks against" in str(report)
     assert np.all(np.abs(report.bartlett.mean) < 4 * report.bartlett.mean_se + 0.02)
@@ -105,8 +114,8 @@ def test_diagnose_refuses_what_it_cannot_read(exact, x):
         to_arviz(nuts)
 
 
-def test_an_exact_score_is_calibrated_and_a_flat_one_is_not(exact, x):
-    found = calibrate(exact, random.key(1), num_repetitions=200)
+def test_an_exact_score_is_calibrated_and_a_flat_one_is_not(exact, calibrated, x):
+    found = calibrated
     assert found.p_values.min() > 0.001, str(found)
     levels = np.linspace(0.1, 0.9, 9)
     low, high = found.band(levels, 0.9999)
@@ -145,16 +154,14 @@ def _groups(data) -> set[str]:
     return set(data.groups()) if callable(data.groups) else {g.strip("/") for g in data.groups}
 
 
-def test_every_picture_has_axes(location_fit, location_data):
-    x = location_data[0]
-    mcmc = _run(location_fit, x, samples=100)
-    samples = mcmc.get_samples()
+def test_every_picture_has_axes(location_fit, exact, run, report, calibrated, x):
+    samples = run.get_samples()
     assert len(plots.training_curves(location_fit)) == sum(len(c.held_out) > 1 for c in location_fit.curves.values())
     assert plots.pairs(location_fit, samples).shape == (2, 2)
-    assert plots.score_field(location_fit).get_xlabel() == "a"
-    assert len(plots.bartlett_residuals(diagnose(location_fit, random.key(1)).bartlett)) == 2
-    assert len(plots.calibration(calibrate(location_fit, random.key(1), num_repetitions=20)).lines) == 3
-    assert len(plots.predictive_bands(predict(mcmc, random.key(1), 20)["x"], np.asarray(x)).lines) == 1
+    assert plots.score_field(exact).get_xlabel() == "a"
+    assert len(plots.bartlett_residuals(report.bartlett)) == 2
+    assert len(plots.calibration(calibrated).lines) == 3
+    assert len(plots.predictive_bands(predict(run, random.key(1), 20)["x"], np.asarray(x)).lines) == 1
     assert len(plots.compare({"one": samples, "two": samples})) == 2
     with pytest.raises(ValueError, match="200 numbers and 10"):
         plots.predictive_bands(np.zeros((5, 200)), np.zeros(10))
