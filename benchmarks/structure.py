@@ -1,6 +1,6 @@
 """What the structured score is worth, against exact scores and posteriors.
 
-python -m benchmarks.structure variants monotone queue gnk dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data]
+python -m benchmarks.structure variants monotone queue gnk drift_diffusion dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data]
 
 Rows go to benchmarks/results/structure.jsonl; --picture draws the variants from there into docs/variants.png and prints their table."""
 
@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sls import SLS, CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, SLSLangevin, Training
 from numpyro_sls.metrics import ks, w1
-from numpyro_sls.models import beta_binomial, dirichlet, gnk, monotone, queue
+from numpyro_sls.models import beta_binomial, dirichlet, drift_diffusion, gnk, monotone, queue
 
 RESULTS = Path("benchmarks/results/structure.jsonl")
 GRID = jnp.linspace(0, 1, 101)
@@ -99,21 +99,30 @@ def run_gnk(options) -> None:
     x = jnp.asarray(x[np.isfinite(x)])
     exact = np.load(options.data / "gnk/exact_posterior_1.npz")["posterior"]
     for seed in options.seeds:
-        for name, settings in {"weights in x": gnk.SETTINGS, "no weights": {**gnk.SETTINGS, "focus": None}}.items():
-            fit, cost = fitted(gnk.model, random.key(seed), x, **settings)
-            draws, outside = sampled(fit, x)
-            ours = np.stack([draws[k] for k in "abgk"], axis=1)
-            shift, ratio = (ours.mean(0) - exact.mean(0)) / exact.std(0), ours.std(0) / exact.std(0)
-            save(
-                "gnk",
-                seed=seed,
-                variant=name,
-                w1=w1(ours, exact).tolist(),
-                shift=shift.tolist(),
-                sd_ratio=ratio.tolist(),
-                outside=outside,
-                **cost,
-            )
+        for name, settings in {"single": gnk.SETTINGS, "no weights": {**gnk.SETTINGS, "focus": None}}.items():
+            if name in options.variants:
+                against("gnk", gnk.model, x, exact, "abgk", seed, name, settings)
+
+
+def run_drift_diffusion(options) -> None:
+    """The same on the reaction times of one subject."""
+    x = jnp.asarray(np.genfromtxt(options.data / "ddm/subject_0.csv", delimiter=",", skip_header=1, dtype=np.float32))
+    exact = np.load(options.data / "ddm/exact_posterior_subject_0.npz")["posterior"]
+    for seed in options.seeds:
+        against("drift_diffusion", drift_diffusion.model, x, exact, "vazt", seed, "single", drift_diffusion.SETTINGS)
+
+
+def against(task: str, model, x, exact: np.ndarray, names: str, seed: int, variant: str, settings: dict) -> None:
+    """Fit, sample, and save how far every marginal is from exact draws."""
+    fit, cost = fitted(model, random.key(seed), x, **settings)
+    draws, outside = sampled(fit, x)
+    ours = np.stack([draws[k] for k in names], axis=1)
+    distances = {
+        "w1": w1(ours, exact),
+        "shift": (ours.mean(0) - exact.mean(0)) / exact.std(0),
+        "sd_ratio": ours.std(0) / exact.std(0),
+    }
+    save(task, seed=seed, variant=variant, **{k: v.tolist() for k, v in distances.items()}, outside=outside, **cost)
 
 
 PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}
@@ -278,6 +287,7 @@ TASKS = {
     "monotone": run_monotone,
     "queue": run_queue,
     "gnk": run_gnk,
+    "drift_diffusion": run_drift_diffusion,
     "dirichlet": run_dirichlet,
     "beta_binomial": run_beta_binomial,
 }
@@ -289,7 +299,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--simulations", type=int, default=None, help="units for monotone and variants")
-    parser.add_argument("--variants", nargs="*", default=["single"])
+    parser.add_argument("--variants", nargs="*", default=["single"], help="for variants, queue and gnk: which settings")
     parser.add_argument("--picture", action="store_true", help="draw the variants from the results, run nothing")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     options = parser.parse_args()
