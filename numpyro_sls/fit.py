@@ -164,7 +164,7 @@ class SLS:
 
         conditioner = Conditioner(self._learner(simulator, joint, observed, show))
         learner, means = conditioner.learner, MeanLearner(conditioner.learner)
-        proposal, curves = self._propose(next(keys), conditioner, prior, localized, resemblance, budget["first rounds"])
+        proposal, curves = self._propose(next(keys), conditioner, means, prior, localized, resemblance, budget["first rounds"])
         clock.mark("first rounds")
         key_train = next(keys)
         num_recentrings = MAX_RECENTRINGS if self.training.num_simulations is None else 0
@@ -259,7 +259,14 @@ class SLS:
         return localized, resemblance
 
     def _propose(
-        self, rng_key, conditioner: Conditioner, prior, localized: Localized | None, resemblance: Resemblance | None, budget: int
+        self,
+        rng_key,
+        conditioner: Conditioner,
+        means: MeanLearner,
+        prior,
+        localized: Localized | None,
+        resemblance: Resemblance | None,
+        budget: int,
     ) -> tuple[Proposal, dict[str, LossCurve]]:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
         learner = conditioner.learner
@@ -281,6 +288,7 @@ class SLS:
             stage = f"round {i + 1}"
             proposal = self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior)
             unit, curves[stage] = learner.score(key_train, proposal, each // 2, stage)
+            unit = unit if self.debias is None else means.blank(unit, self.debias)
             mode = conditioner(key_mode, unit, learner.observed, learner.simulator.units.num_units, rough, each // 4).mode
             eta = mode.eta * min(1.0, 2.0 / float(jnp.linalg.norm(mode.eta)))
             # A score that has not learnt enough yet can send the mode anywhere; simulations there would not look like the data.

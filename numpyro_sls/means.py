@@ -42,6 +42,24 @@ class MeanLearner:
     def __getstate__(self) -> dict:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
 
+    def by_moments(self, settings: Debias) -> bool:
+        """Whether moments are removed before a network learns the rest: the paper's ways of debiasing are by a network alone."""
+        plain = settings.method == "regression" and not any(w > 0 for w in settings.ladder)
+        return plain and self.learner.matched == 1 and self.learner.training.is_fresh and self.learner.learned.network.has_potential
+
+    def blank(self, unit: UnitScore, settings: Debias) -> UnitScore:
+        """A unit with a mean that is zero, made like the one that will be learnt: what is compiled for it need not be compiled again."""
+        learned = self.learner.learned
+        if not learned.network.has_potential:
+            return unit
+        weights = jax.jit(learned.mean_network.init)(jax.random.key(0), learned.layout(unit))
+        unit = unit._replace(mean_weights={**weights, "share": jnp.zeros_like(weights["share"])})
+        if not self.by_moments(settings):
+            return unit
+        eta = jnp.zeros(unit.proposal.dim, unit.proposal.mean.dtype)
+        terms, basis = learned.polynomial(unit, eta), learned.network.basis(unit.weights, eta)
+        return unit._replace(moments=jnp.zeros((terms.shape[0], basis.shape[0]), eta.dtype))
+
     def mean(
         self, rng_key: Array, unit: UnitScore, settings: Debias, num_simulations: int, moments: bool = True
     ) -> tuple[UnitScore, dict[str, LossCurve]]:
@@ -49,9 +67,7 @@ class MeanLearner:
         key_source, key_init, key_train, key_mean = jax.random.split(rng_key, 4)
         stage = "debiasing"
         ladder = tuple(w for w in settings.ladder if w > 0)
-        # The paper's ways of debiasing are by a network alone.
-        plain = settings.method == "regression" and not ladder and self.learner.matched == 1 and self.learner.training.is_fresh
-        by_moments = moments and plain and self.learner.learned.network.has_potential
+        by_moments = moments and self.by_moments(settings)
         each = num_simulations // (1 + len(ladder)) if self.learner.training.is_fresh else num_simulations
         if by_moments:
             unit, each = unit._replace(moments=self.moments(key_mean, unit, each // 2)), each // 2
