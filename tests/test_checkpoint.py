@@ -32,6 +32,7 @@ def test_the_same_draws_after_a_reload(which, request, location_data, tmp_path):
     assert str(again.localization) == str(fit.localization)
 
 
+@pytest.mark.slow
 def test_new_data_after_a_reload(location_fit, tmp_path):
     save_fit(location_fit, tmp_path / "fit.sls")
     again = load_fit(tmp_path / "fit.sls", CASES["location_scale"].model)

@@ -74,19 +74,23 @@ def test_the_same_key_gives_the_same_fit(table_fit, location_data):
         np.testing.assert_array_equal(a, b)
 
 
-def test_tractable_models_are_told_that_nuts_would_do():
+class _StopError(Exception):
+    pass
+
+
+def test_tractable_models_are_told_that_nuts_would_do(monkeypatch):
     def model(x):
         loc = numpyro.sample("loc", dist.Normal(0, 3))
         with numpyro.plate("units", x.shape[0]):
             numpyro.sample("x", dist.Normal(loc, 1), obs=x)
 
-    x = 1 + random.normal(random.key(0), (50,))
-    with pytest.warns(UserWarning, match="NUTS") as caught:
-        fit = SLS(model, localization=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+    def stop(*_):
+        raise _StopError  # the fit itself is not what is tested
+
+    monkeypatch.setattr("numpyro_sls.fit.prior_moments", stop)
+    with pytest.warns(UserWarning, match="NUTS") as caught, pytest.raises(_StopError):
+        SLS(model).run(random.key(0), 1 + random.normal(random.key(0), (50,)), progress_bar=False)
     assert sum("NUTS" in str(w.message) for w in caught) == 1
-    mean = _posterior(fit, (x,), 500)["loc"].mean()
-    # the exact posterior is N(x.sum() / (n + 1/9), 1 / (n + 1/9)); a small table leaves a few tenths of an sd
-    assert abs(mean - x.sum() / (50 + 1 / 9)) < 0.5 / np.sqrt(50)
 
 
 def test_failed_simulations_are_counted():

@@ -97,7 +97,7 @@ def test_warm_up_is_done_once_and_a_run_goes_on(fit, location_data):
     assert np.all(np.abs(first - last) < 6 * np.asarray(fit.data.factor)[0, 0]), "goes on from where it was"
 
 
-@both
+@pytest.mark.parametrize("score", ["exact", pytest.param("learned", marks=pytest.mark.slow)])
 def test_jitted_arguments_take_new_data_of_the_same_shape(fit, location_data):
     mcmc = _mcmc(SLSLangevin(fit), samples=300, jit_model_args=True)
     mcmc.run(random.key(0), *location_data)

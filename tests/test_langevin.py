@@ -14,6 +14,7 @@ from numpyro_sls import SLS, SLSLangevin, Training
 from numpyro_sls.dynamics import line_integral, point_at, score_in_delta
 from numpyro_sls.sites import whole
 from tests.cases import CASES, compare
+from tests.exact import exact_fit, exact_location_fit, normal_natural, normal_statistics
 
 
 def _mcmc(kernel, chains=2, method="vectorized", samples=100, warmup=100, **kwargs):
@@ -50,14 +51,14 @@ def counted(location_data):
     class Counting(SLS):
         def run(self, *args, **kwargs):
             fits.append(args)
-            return super().run(*args, **kwargs)
+            return exact_fit(self.model, args[1:], normal_statistics, normal_natural, jnp.array([1.0, 0.7]), jnp.ones(2))
 
     def model(x):
         CASES["location_scale"].model(x)
         numpyro.deterministic("constant", jnp.array(2.0))
 
     kernel = SLSLangevin(model, progress_bar=False)
-    kernel._sls = Counting(kernel.model, training=Training(num_simulations=60_000))
+    kernel._sls = Counting(kernel.model)
     with pytest.MonkeyPatch.context() as patch:
         # Without its progress bar, NumPyro compiles its own loop anew in every run, whatever the kernel.
         patch.delenv("CI", raising=False)
@@ -82,13 +83,12 @@ def test_running_again_neither_trains_nor_compiles(counted):
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow) for m in ("sequential", "parallel")])
-def test_training_happens_once_and_outside_any_trace(counted, location_data, method):
-    kernel = counted[0]
-    again = SLSLangevin(whole(kernel.model), progress_bar=False, training=Training(num_simulations=60_000))
+def test_training_happens_once_and_outside_any_trace(table_fit, location_data, method):
+    again = SLSLangevin(CASES["location_scale"].model, progress_bar=False, training=Training(num_simulations=60_000))
     mcmc = _mcmc(again, method=method)
     mcmc.run(random.key(0), *location_data)
     assert again.fit is not None
-    np.testing.assert_allclose(again.fit.data.mode, kernel.fit.data.mode, atol=1e-2)
+    np.testing.assert_allclose(again.fit.data.mode, table_fit.data.mode, atol=1e-2)
     assert mcmc.get_samples()["a"].shape == (200,)
 
 
@@ -192,13 +192,14 @@ def test_a_start_far_outside_ends_in_the_same_posterior(location_fit, location_d
     assert compare(far.get_samples(), usual.get_samples()).w1.max() < 0.1
 
 
-def test_new_data_that_leave_the_region_are_refitted_if_asked(location_fit, location_data, monkeypatch):
+def test_new_data_that_leave_the_region_are_refitted_if_asked(location_data, monkeypatch):
+    fit = exact_location_fit(*location_data)
     near, far = location_data[0] + 0.2, location_data[0] * 3 + 40
-    assert location_fit.covers(near)
-    assert not location_fit.covers(far)
+    assert fit.covers(near)
+    assert not fit.covers(far)
     asked = []
-    monkeypatch.setattr(type(location_fit), "refit", lambda self, key, *args, **kwargs: asked.append(args) or location_fit)
-    kernel = SLSLangevin(location_fit, refit=True)
+    monkeypatch.setattr(type(fit), "refit", lambda self, key, *args, **kwargs: asked.append(args) or fit)
+    kernel = SLSLangevin(fit, refit=True)
     kernel.init(random.key(0), 10, None, (near,), {})
     assert not asked
     with pytest.warns(UserWarning, match="outside the region"):

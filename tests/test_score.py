@@ -119,6 +119,7 @@ def test_exchangeable_gaussian_as_one_whole():
     assert {"curvature, lambda 0", "curvature, lambda 0.1"} <= set(fit.curves)
 
 
+@pytest.mark.slow
 def test_the_n_model_matches_sums(location_data):
     """An additive score trained on whole data sets; rough, at a small budget."""
     x = location_data[0][:40]
@@ -225,7 +226,7 @@ def test_a_proposal_in_a_box_goes_there_and_back():
     np.testing.assert_allclose(boxed.score_in_theta(theta[0], boxed.score_in_eta(theta[0], s)), s, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["regression", pytest.param("simplified", marks=pytest.mark.slow), "projected"])
+@pytest.mark.parametrize("method", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("regression", "simplified")), "projected"])
 def test_debiasing_over_the_region(location_data, method):
     """Each of the paper's ways brings n |h|^2 down; what is left is reported with its standard error."""
     debias = Debias(method=method, ladder=(1e-2,), near=False, num_turns=2)
