@@ -21,7 +21,7 @@ from numpyro.infer import MCMC
 from numpyro_sls import SLS, Simulated, SLSFit, SLSLangevin, Training, diagnose
 from numpyro_sls.diagnostics import Report
 from numpyro_sls.joint import JointValidity
-from tests.cases import CASES, compare, exact_samples
+from tests.cases import CASES, compare, exact_samples, only_its_size
 
 RESULTS = Path("benchmarks/results/trust.jsonl")
 CASE = CASES["normal_exponential"]
@@ -100,16 +100,9 @@ def data_of_another_model():
 
 
 def two_modes():
-    """Only |theta| is known."""
-
-    def model(x):
-        theta = numpyro.sample("theta", dist.Normal(0, 3))
-        with numpyro.plate("units", x.shape[0]):
-            z = numpyro.sample("z", dist.Normal())
-            numpyro.sample("x", Simulated(jnp.abs(theta) + z), obs=x)
-
+    """Only |t| is known."""
     args = (2 + random.normal(random.key(7), (300,)),)
-    return checked(fitted(model, args), args)
+    return checked(fitted(only_its_size, args), args)
 
 
 def failing_simulations():

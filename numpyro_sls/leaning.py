@@ -26,7 +26,7 @@ SMALLEST = 1e-7  # eigenvalue of the terms, relative to their size, that single 
 
 
 def draw_posterior(
-    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None, num_steps: int = NUM_STEPS
+    rng_key: Array, posterior: PosteriorScore, data: DataTerms, start: Float[Array, "c d"] | None = None
 ) -> Float[Array, "k d"]:
     """Draws of theta from many short chains, the later states of each; the last chains' ends come last."""
     key_start, key_run = jax.random.split(rng_key)
@@ -39,7 +39,7 @@ def draw_posterior(
             point, accept_prob = langevin_step(key, point, jnp.exp(log_size), posterior, data)
             return (point, log_size + RATE * (accept_prob - TARGET)), to_theta(data, point.delta)
 
-        return jax.lax.scan(step, (point, jnp.log(0.3)), jax.random.split(key, num_steps))[1][num_steps // 2 :: num_steps // 2 // NUM_KEPT]
+        return jax.lax.scan(step, (point, jnp.log(0.3)), jax.random.split(key, NUM_STEPS))[1][NUM_STEPS // 2 :: NUM_STEPS // 2 // NUM_KEPT]
 
     if start is None:
         start = data.mode + jax.random.normal(key_start, (NUM_CHAINS, data.mode.shape[0])) @ data.factor.T

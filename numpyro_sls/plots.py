@@ -13,13 +13,13 @@ from numpyro.distributions import constraints
 
 from numpyro_sls.bartlett import Bartlett
 from numpyro_sls.calibration import Calibration
+from numpyro_sls.diagnostics import MAX_CURVATURE, MAX_SHIFT
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.parameters import bare
 
 __all__ = ["bartlett_residuals", "calibration", "compare", "pairs", "predictive_bands", "score_field", "training_curves"]
 
 OURS, OTHER, GREY = "C0", "C1", "0.6"
-TOLERATED = 0.25  # as in `diagnose`
 
 
 def training_curves(fit: SLSFit, axes: Any = None) -> Any:
@@ -98,9 +98,12 @@ def bartlett_residuals(found: Bartlett, axes: Any = None) -> Any:
     """Both identities by direction with two standard errors; the shaded bands are what a posterior tolerates."""
     axes = _axes(axes, 1, 2, (3.6, 2.8))
     relative, se = found.relative
-    rows = ((found.mean, found.mean_se, "n E s, in posterior sds"), (relative, se, "(E s s' + E grad s) / information"))
-    for axis, (value, error, title) in zip(axes, rows, strict=True):
-        axis.axhspan(-TOLERATED, TOLERATED, color="0.92")
+    rows = (
+        (found.mean, found.mean_se, MAX_SHIFT, "n E s, in posterior sds"),
+        (relative, se, MAX_CURVATURE, "(E s s' + E grad s) / information"),
+    )
+    for axis, (value, error, bar, title) in zip(axes, rows, strict=True):
+        axis.axhspan(-bar, bar, color="0.92")
         axis.axhline(0, color="0.5", linewidth=0.8)
         axis.errorbar(np.arange(len(value)) + 1, value, 2 * error, fmt="o", color=OURS, capsize=3)
         axis.set(title=title, xlabel="direction", xticks=np.arange(len(value)) + 1)

@@ -184,6 +184,13 @@ def location_scale_marginal(x):
         numpyro.sample("x", dist.Normal(a, b), obs=x)
 
 
+def only_its_size(x):
+    t = numpyro.sample("t", dist.Normal(0, 3))
+    with numpyro.plate("units", x.shape[0]):
+        z = numpyro.sample("z", dist.Normal())
+        numpyro.sample("x", Simulated(jnp.abs(t) + z), obs=x)
+
+
 CENTRES = jnp.array([-2.0, 0.0, 2.5])
 
 

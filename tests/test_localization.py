@@ -12,6 +12,7 @@ from numpyro_sls import SLS, Localization, Simulated
 from numpyro_sls.localization import Localized, localize
 from numpyro_sls.models import monotone
 from numpyro_sls.preparation import prior_moments
+from tests.cases import only_its_size
 
 SMALL = dict(num_starts=8, population=128, num_steps=(12, 10))
 
@@ -95,14 +96,7 @@ def test_a_method_that_needs_a_derivative_says_so():
 
 def test_two_modes_are_reported_as_such():
     """Only |t| is identified."""
-
-    def model(x):
-        t = numpyro.sample("t", dist.Normal(0, 3))
-        with numpyro.plate("units", x.shape[0]):
-            z = numpyro.sample("z", dist.Normal())
-            numpyro.sample("x", Simulated(jnp.abs(t) + z), obs=x)
-
-    found, params = _localize(model, 2 + random.normal(random.key(3), (200,)), settings=Localization(num_starts=16, population=128))
+    found, params = _localize(only_its_size, 2 + random.normal(random.key(3), (200,)), settings=Localization(num_starts=16, population=128))
     assert len(found.modes) == 2
     assert sum(m.num_restarts for m in found.modes) == len(found.thetas)
     np.testing.assert_allclose(sorted(float(m.centre[0]) for m in found.modes), [-2, 2], atol=5 * np.sqrt(1 / 200 + 1 / 800))
