@@ -94,7 +94,8 @@ class Comparison:
 
         def view(rng_key):
             w = directions(rng_key, self.num_directions, frame)
-            return w, quantile_slices(data - frame.centre, w, num_units)
+            # Along the one direction of one response the slices are constants, and XLA would sort those itself, at length.
+            return w, quantile_slices(jax.lax.optimization_barrier(data - frame.centre), w, num_units)
 
         def residuals(theta, rng_key, view):
             x = _fill_failed(self.units.pushforward(rng_key, theta, rows, self.sampler))

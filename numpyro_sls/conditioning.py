@@ -13,10 +13,10 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
-from numpyro_sls.leaning import NUM_CHAINS, around_draws, draw_posterior, make_mean_sums, solve_mean
+from numpyro_sls.leaning import NUM_CHAINS, NUM_KEPT, around_draws, draw_posterior, make_mean_sums, solve_mean
 from numpyro_sls.learning import FOCUS_THETAS, Learner
-from numpyro_sls.marginals import MAX_COLUMNS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
-from numpyro_sls.readout import Readout, ReadoutUnits, make_readout_sums, solve_readout
+from numpyro_sls.marginals import MAX_COLUMNS, NUM_TAILS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
+from numpyro_sls.readout import Readout, ReadoutUnits, make_bend_sums, make_readout_sums, solve_bend, solve_readout
 from numpyro_sls.score import REACH, DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
 
 __all__ = ["Conditioned", "Conditioner"]
@@ -50,10 +50,13 @@ NUM_POOLED = 4  # turns whose draws are taken together: one turn's alone oversho
 LAST_SHARE = 0.4  # of the simulations for the last turn
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
+BEND_PLACES = 1.5  # posterior sds around the mode, where it is seen how the score of such units changes
+BEND_UNITS = 6_000_000  # simulated at most for that
 READOUT_UNITS = 4_000_000  # simulated at most for the readout
 COUNT_UNITS, EDGE_UNITS = 2_000_000, 65_536  # simulated at most for the marginal scores, and for the ends of their bins
 READOUT_NOISE = 5e-4  # share of the score's variance, at which the readout is sure enough
 MIN_READOUT_UNITS = 400_000
+MIN_BATCHES = 20  # of the bend, for their noise to be known
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,23 +113,27 @@ class Conditioner:
         found = self._measure(keys[0], unit, data, 0.0, min(max_simulations // 5, CENTRE_UNITS))
         data = data._replace(local=data.local._replace(offset=found.offset, slope=found.slope))
         left, mode, moved, readout = max_simulations - found.num_simulated, self.mode(unit, data, jnp.inf), True, None
-        if mode.gap > MAX_GAP:
-            # Without a mode there is no place around which to mend anything; what was measured over the middle may be wrong elsewhere.
-            data = self.terms(unit, x, num_units)
-            mode = self.mode(unit, data, jnp.inf)
-            if self.learner.learned.layout(unit) is None:
-                return Conditioned(_around(data, mode), mode, None, None)
-            return self._over_draws(keys[1], unit, _around(data, mode), left)
+        has_layout = self.learner.learned.layout(unit) is not None
         for i in range(3):
+            if mode.gap > MAX_GAP and (i == 0 or has_layout):
+                # Without a mode there is no place around which to mend anything; what was measured elsewhere may be wrong here.
+                data = self.terms(unit, x, num_units)
+                mode = self.mode(unit, data, jnp.inf)
+                if not has_layout:
+                    return Conditioned(_around(data, mode), mode, None, None)
+                return self._over_draws(keys[7], unit, _around(data, mode), left)
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
                 key_count, key_focus, key_read = jax.random.split(keys[2 * i + 1], 3)
                 focus = self._focus(key_focus, data, x)
-                data, counted = self._count(key_count, unit, data, x, focus, left // 8)
                 spread = focus is not None and bool(focus.spread > 0)
-                readout, spent = self._read(key_read, unit, data, focus, left // (2 if spread else 4))
+                # Where there is more to do, something is kept for doing it again where the mode has moved to.
+                data, counted = self._count(key_count, unit, data, x, focus, left // (16 if spread and i == 0 else 8))
+                readout, spent = self._read(key_read, unit, data, focus, left // 4)
                 spent += counted
                 data, left = data._replace(local=data.local._replace(readout=readout.readout)), left - spent
+                data, spent = self._bend(jax.random.fold_in(key_read, 1), unit, data, focus, left // 4)
+                left -= spent
             # In delta the posterior has unit sd and n units carry unit information: a bias of b per unit moves its mean by n b.
             found = self._measure(keys[2 * i + 2], unit, data, settings.tolerance / num_units, left // 5 if moved and i < 2 else left)
             error = float(jnp.max(found.offset_se)) * num_units
@@ -135,7 +142,8 @@ class Conditioner:
             left -= found.num_simulated
             mode = self.mode(unit, data, _trust(data))
             moved = bool(_distance(data, mode) > MAX_MOVE * np.sqrt(unit.proposal.dim))
-            if left < self.learner.training.batch_size * 10 or (not moved and error <= settings.tolerance):
+            lost = has_layout and bool(mode.gap > MAX_GAP)
+            if left < self.learner.training.batch_size * 10 or (not moved and not lost and error <= settings.tolerance):
                 break
         return Conditioned(data, mode, found, readout)
 
@@ -158,8 +166,12 @@ class Conditioner:
         recent: list[Array] = []
         for i, share in enumerate(shares):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
-            theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
-            recent = [*recent, theta][-NUM_POOLED:]
+            if i == 0:
+                # First over the middle of the region: with its mean still in it, a score can send the posterior anywhere.
+                drawn = jax.vmap(unit.proposal.unwhiten)(0.5 * jax.random.normal(key_draw, (NUM_CHAINS * NUM_KEPT, d)))
+            else:
+                drawn = theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
+            recent = [*recent, drawn][-NUM_POOLED:]
             pool = jnp.concatenate(recent)
             data, mode = around_draws(posterior, data, pool)
             num, totals = max(1, int(share * num_batches)), None
@@ -170,7 +182,7 @@ class Conditioner:
                 totals = new if totals is None else jax.tree.map(np.add, totals, new)
             assert totals is not None
             self.learner.simulator.count("debiasing near the posterior", num * size, int(totals.num_failed))
-            offset, slope = (jnp.asarray(a, theta.dtype) for a in solve_mean(totals, d))
+            offset, slope = (jnp.asarray(a, pool.dtype) for a in solve_mean(totals, d))
             data = data._replace(local=data.local._replace(offset=offset, slope=slope))
         assert theta is not None
         # Where the sampler starts, and in which coordinates, follows the last posterior.
@@ -209,7 +221,7 @@ class Conditioner:
         """The mean of the score near the posterior at three stages, on fresh simulations."""
         local = data.local
         nothing = [jnp.zeros_like(a) for a in (local.readout, local.offset, local.slope)]
-        blank = data._replace(local=local._replace(readout=nothing[0], offset=nothing[1], slope=nothing[2]))
+        blank = data._replace(local=local._replace(readout=nothing[0], offset=nothing[1], slope=nothing[2], bend=None))
         n, found = float(data.num_units), []
         for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None, moments=None), blank), (unit, blank), (unit, data))):
             found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))
@@ -268,13 +280,30 @@ class Conditioner:
             sums, bad = _added(sums, pairs)
             failed += bad
             if i == most - 1 or (i + 1 >= least and (i + 1) % 8 == 0):
-                found = solve_readout(sums, valid, num_units)
+                found = solve_readout(sums, valid, num_units, NUM_TAILS * self._num_columns)
                 if found.noise.max() <= READOUT_NOISE:
                     break
         assert found is not None
         spent = (i + 1) * size * len(contexts)
         self.learner.simulator.count("readout near the posterior", spent, failed)
         return found, spent
+
+    def _bend(
+        self, rng_key: Array, unit: UnitScore, data: DataTerms, focus: FocusTerms | None, max_simulations: int
+    ) -> tuple[DataTerms, int]:
+        """How the score of units out of the model's reach changes beside the mode, which the readout leaves to the network."""
+        rare, size, d = data.local.marginals.rare, LARGE[0] * LARGE[1], unit.proposal.dim
+        num = min(max_simulations, BEND_UNITS) // size
+        if focus is None or rare is None or num < MIN_BATCHES:
+            return data, 0
+        context = LocalContext(unit, jnp.zeros(d), focus.split(int(rare))[1], data)
+        batches, failed = [], 0
+        for i in range(num):
+            sums, bad = self._bend_sums(jax.random.fold_in(rng_key, i), jnp.asarray(BEND_PLACES), jnp.asarray(RARE_WIDTH), context)
+            batches.append(jax.tree.map(lambda a: np.asarray(a, float), sums))
+            failed += int(bad)
+        self.learner.simulator.count("readout near the posterior", num * size, failed)
+        return data._replace(local=data.local._replace(bend=solve_bend(batches, d))), num * size
 
     def _count(
         self, rng_key: Array, unit: UnitScore, data: DataTerms, x: Float[Array, "n p"], focus: FocusTerms | None, max_simulations: int
@@ -302,7 +331,7 @@ class Conditioner:
         if len(widths) > 1:
             marginals = marginals._replace(rare=jnp.asarray(max(0.0, np.floor(np.log2(data.num_units)) - 2)))
         features = self.learner.learned.total_features(unit, x, marginals) * data.num_units / x.shape[0]
-        local = data.local._replace(marginals=marginals, readout=jnp.zeros((features.shape[0], unit.proposal.dim)))
+        local = data.local._replace(marginals=marginals, readout=jnp.zeros((features.shape[0], unit.proposal.dim)), bend=None)
         return data._replace(local=local, features=features), spent
 
     @property
@@ -338,6 +367,14 @@ class Conditioner:
     @cached_property
     def _readout_sums(self):
         return make_readout_sums(self._readout_units, LARGE[0], len(self.learner.joint_valid))
+
+    @cached_property
+    def _bend_sums(self):
+        def units(keys, step, context):
+            u, failed = self._readout_units(keys, step, context)
+            return u._replace(score=u.score + u.features @ context.data.local.readout), failed
+
+        return make_bend_sums(units, LARGE[0], len(self.learner.joint_valid), NUM_TAILS * self._num_columns)
 
     def _local_scores(
         self, num_per_theta: int, rng_key: Array, step: Float[Array, "k d"], context: LocalContext
@@ -395,5 +432,9 @@ def _around(data: DataTerms, mode: Mode) -> DataTerms:
     """The same data with all local coordinates laid around a mode, and nothing mended there yet but what was read out."""
     before, factor = data.local, mode.eta_factor
     local = no_local(mode.eta, factor, before.marginals, before.readout.shape[0])
-    local = local._replace(readout=before.readout @ before.inverse @ factor)
+    change, readout = before.inverse @ factor, before.readout
+    if before.bend is not None:
+        readout = readout.at[-len(before.bend) :].add(before.bend @ before.place(mode.eta))
+        local = local._replace(bend=change.T @ before.bend @ change)
+    local = local._replace(readout=readout @ change)
     return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor))

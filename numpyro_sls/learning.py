@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from numpyro_sls.boundary import BoundaryWeight
@@ -218,17 +218,20 @@ class Learner:
         best = jnp.mean((s - s.mean(0)) * t, axis=0) / jnp.where(variance > 0, variance, 1.0)
         return jnp.where(jnp.asarray(np.sort(self.joint_valid)), best, 0.0)
 
-    def next_batch(self, rng_key: Array, proposal: Proposal, table: Batch | None, focus: FocusTerms | None = None) -> Batch:
-        """From the table if there is one, else simulated."""
+    def next_batch(
+        self, rng_key: Array, proposal: Proposal, table: Batch | None, focus: FocusTerms | None = None
+    ) -> tuple[Batch, Int[Array, ""]]:
+        """From the table if there is one, else simulated; and how many of the simulations failed, before the focus leaves those out."""
         if table is not None:
             rows = jax.random.randint(rng_key, (self.training.num_thetas,), 0, table.theta.shape[0])
             batch = jax.tree.map(lambda a: a[rows], table)
-            return batch if focus is None else focused(rng_key, batch, focus, self.num_per_theta)
+            return batch if focus is None else focused(rng_key, batch, focus, self.num_per_theta), jnp.zeros((), int)
         key_theta, key_units, key_keep = jax.random.split(rng_key, 3)
         theta = proposal.sample(key_theta, self.training.num_thetas)
         num = self.num_per_theta if focus is None else self.num_simulated_per_theta
         batch = self.simulator.batch(key_units, theta, num, None if focus is None else focus.spread)
-        return batch if focus is None else focused(key_keep, batch, focus, self.num_per_theta)
+        failed = (~batch.ok).sum()
+        return batch if focus is None else focused(key_keep, batch, focus, self.num_per_theta), failed
 
     @cached_property
     def raw(self):
@@ -258,7 +261,7 @@ class Learner:
         summed = jax.tree.map(lambda a: a.sum(0, keepdims=True), terms)
         return blend_loss(summed, t.sum(0, keepdims=True), w, scale, drift, jnp.all(weight > 0)[None] / weight.shape[0])
 
-    def _losses(self, weights: Any, batch: Batch, context: ScoreContext, with_curvature: bool) -> tuple[Array, Array, Array]:
+    def _losses(self, weights: Any, batch: Batch, context: ScoreContext, with_curvature: bool) -> tuple[Array, Array]:
         def at(theta, x, joint_score, weight, ok, probe):
             z, t = context.standardizer(x), context.proposal.score_in_eta(theta, joint_score)
             eta = context.proposal.whiten(theta)
@@ -271,21 +274,20 @@ class Learner:
             return loss, penalty
 
         loss, penalty = jax.vmap(at)(*batch)
-        return jnp.mean(loss), jnp.mean(penalty), (~batch.ok).sum()
+        return jnp.mean(loss), jnp.mean(penalty)
 
     @cached_property
     def _score_trainer(self) -> Trainer:
-        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
-            loss, _, failed = self._losses(weights, batch, context, False)
-            return loss, failed
+        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
+            return self._losses(weights, batch, context, False)[0]
 
         return make_trainer(loss_fn, lambda key, context: self.next_batch(key, context.proposal, context.table, context.focus))
 
     @cached_property
     def _curvature_trainer(self) -> Trainer:
-        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
-            loss, penalty, failed = self._losses(weights, batch, context, True)
-            return loss + context.penalty * penalty, failed
+        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
+            loss, penalty = self._losses(weights, batch, context, True)
+            return loss + context.penalty * penalty
 
         def held_out_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
             return self._losses(weights, batch, context, False)[0]

@@ -22,6 +22,7 @@ from numpyro_sls.focus import HALVINGS, halving_edges, passed, tail_edges
 __all__ = [
     "MAX_COLUMNS",
     "NUM_BINS",
+    "NUM_TAILS",
     "MarginalSums",
     "MarginalUnits",
     "Marginals",
@@ -34,6 +35,7 @@ __all__ = [
 MIDDLE, TAIL = 400, 24  # bins with as many units in each; beyond the outer ones, bins that hold 0.7 of the one before
 NUM_BINS = MIDDLE + 2 * TAIL
 BEYOND = 4.0  # halvings, to which the last one is extrapolated
+NUM_TAILS = 6  # features of every number that only units out of the model's reach have: three on either side
 MAX_COLUMNS = 12  # numbers of a unit, with more of which each tells little and the tables grow
 
 
@@ -57,6 +59,12 @@ class Marginals(NamedTuple):
         """From 0 to 1 over one halving."""
         assert self.rare is not None
         return jnp.clip(self._rarity(x).max(1) - self.rare, 0.0, 1.0)
+
+    def tails(self, x: Float[Array, "m q"]) -> Float[Array, "m k"]:
+        """Whether, by how much and by how much squared every number has passed those halvings on either side."""
+        assert self.rare is not None
+        beyond = jnp.maximum(self._rarity(x) - self.rare, 0.0)
+        return jnp.concatenate([jnp.minimum(beyond, 1.0), beyond, beyond**2], axis=1)
 
     def _rarity(self, x: Float[Array, "m q"]) -> Float[Array, "m r"]:
         y = x[:, None, : self.edges.shape[0]]

@@ -184,7 +184,7 @@ class MeanLearner:
             return jnp.mean(fit), jnp.mean(penalized)
 
         def loss_fn(weights, batch, context):
-            return losses(weights, batch, context)[1], (~batch.ok).sum()
+            return losses(weights, batch, context)[1]
 
         def held_out_fn(weights, batch, context):
             return losses(weights, batch, context)[0]
@@ -204,7 +204,7 @@ class MeanLearner:
         """s - h with both trained, on score-matching loss and curvature penalty."""
         network, mean_network = self.learner.learned.network, self.learner.learned.mean_network
 
-        def loss_fn(both: Any, batch: Batch, context: ScoreContext) -> tuple[Array, Array]:
+        def loss_fn(both: Any, batch: Batch, context: ScoreContext) -> Array:
             def at(theta, x, joint_score, weight):
                 z, t, eta, w = (
                     context.standardizer(x),
@@ -228,6 +228,6 @@ class MeanLearner:
                 residual = (share[:, None] * terms.score).T @ terms.score + jax.jacfwd(lambda e: share @ debiased(e))(eta)
                 return loss + context.penalty * jnp.sum(residual**2)
 
-            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype))), (~batch.ok).sum()
+            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.ok.astype(batch.x.dtype)))
 
         return make_trainer(loss_fn, lambda key, context: self.learner.next_batch(key, context.proposal, context.table))

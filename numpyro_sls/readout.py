@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 import numpy as np
 
-__all__ = ["Readout", "ReadoutSums", "ReadoutUnits", "make_readout_sums", "solve_readout"]
+__all__ = ["BendSums", "Readout", "ReadoutSums", "ReadoutUnits", "make_bend_sums", "make_readout_sums", "solve_bend", "solve_readout"]
 
 
 class ReadoutUnits(NamedTuple):
@@ -94,22 +94,28 @@ SMALLEST = 1e-6  # eigenvalue of the features' second moments, relative to the l
 SHRINKAGE = 2.0  # times its noise variance is taken off the square of every coefficient
 
 
-def solve_readout(parts: Sequence[ReadoutSums], joint_valid: Bool[np.ndarray, " d"], num_units: int) -> Readout:
+def solve_readout(parts: Sequence[ReadoutSums], joint_valid: Bool[np.ndarray, " d"], num_units: int, num_tails: int = 0) -> Readout:
     """Solve for R, of two parts in turn.
 
-    The second holds units out of the model's reach, at thetas nearer to the mode; the second half of the features is theirs
-    alone, so that their noise stays with them.
+    The second holds units out of the model's reach, at thetas nearer to the mode; the second half of the features, and the tails
+    that follow, are theirs alone, so that their noise stays with them. The tails come first and are not shrunk: they are few,
+    and what is shrunk leaves the farthest units to the network, which has seen none.
     """
     if len(parts) == 1:
         return _solve(parts[0], joint_valid, num_units)
-    size = (parts[0].outer.shape[0] - 1) // 2
-    common, rare = np.arange(size + 1), np.arange(size + 1, 2 * size + 1)
+    total = parts[0].outer.shape[0]
+    size = (total - 1 - num_tails) // 2
+    common, rare, tails = np.split(np.arange(total), [size + 1, 2 * size + 1])
     first = _solve(_some(parts[0], common), joint_valid, num_units)
     done = np.concatenate([np.zeros((1, len(joint_valid))), np.asarray(first.readout, float)])
-    second = parts[1]._replace(cross=parts[1].cross + parts[1].outer[:, common] @ done)
-    # The constant among the rare features is their mask, which is not among them: the first row stands in, and is left out.
-    own = _solve(_some(second, np.concatenate([common[:1], rare])), joint_valid, num_units, constant=False)
-    return Readout(jnp.concatenate([first.readout, own.readout]), first.gain + own.gain, first.noise + own.noise)
+    second, found = parts[1]._replace(cross=parts[1].cross + parts[1].outer[:, common] @ done), [first]
+    # Their constant is not among these features: the first row stands in for it, and is left out.
+    for rows, shrinkage in ((tails, 0.0), (rare, SHRINKAGE)):
+        found.append(_solve(_some(second, np.concatenate([common[:1], rows])), joint_valid, num_units, False, shrinkage))
+        second = second._replace(cross=second.cross + second.outer[:, rows] @ np.asarray(found[-1].readout, float))
+    order = (found[0], found[2], found[1])
+    gain, noise = (np.sum([getattr(f, k) for f in order], axis=0) for k in ("gain", "noise"))
+    return Readout(jnp.concatenate([f.readout for f in order]), gain, noise)
 
 
 def _some(sums: ReadoutSums, rows: np.ndarray) -> ReadoutSums:
@@ -119,7 +125,9 @@ def _some(sums: ReadoutSums, rows: np.ndarray) -> ReadoutSums:
     return sums._replace(outer=sums.outer[both], moved_square=sums.moved_square[both], **by_row)
 
 
-def _solve(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: int, constant: bool = True) -> Readout:
+def _solve(
+    sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: int, constant: bool = True, shrinkage: float = SHRINKAGE
+) -> Readout:
     """R in the principal directions of the features, each coefficient shrunk by what its noise can explain."""
     sums = jax.tree.map(lambda a: np.asarray(a, float), sums)
     outer = sums.outer / sums.num_units
@@ -131,7 +139,7 @@ def _solve(sums: ReadoutSums, joint_valid: Bool[np.ndarray, " d"], num_units: in
     # In these directions the features have unit second moments.
     basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
     missing, variance = _wanted(sums, basis, joint_valid)
-    shrink = np.maximum(0.0, 1 - SHRINKAGE * variance / np.maximum(missing**2, 1e-30))
+    shrink = np.maximum(0.0, 1 - shrinkage * variance / np.maximum(missing**2, 1e-30))
     coefficients = shrink * missing
     return Readout(
         jnp.asarray((basis @ coefficients)[1:]),
@@ -152,3 +160,53 @@ def _wanted(sums: ReadoutSums, basis: np.ndarray, joint_valid: Bool[np.ndarray, 
     wanted = slope + weight * (joint - slope)
     variance = np.where(weight > 0, (1 - weight) * slope_variance, slope_variance) + sums.score_square / n**2
     return wanted - basis.T @ sums.cross / n, variance
+
+
+class BendSums(NamedTuple):
+    """Means over one batch, for the same few features at places beside the mode."""
+
+    outer: Float[Array, "qd qd"]  # of w g g^T, with g = f times delta
+    missing: Float[Array, "qd d"]  # of w g (s* - s)^T
+
+
+def make_bend_sums(
+    units_fn: Callable[[Array, Array, Any], tuple[ReadoutUnits, Array]], num_thetas: int, dim: int, num_features: int
+) -> Callable[[Array, Array, Array, Any], tuple[BendSums, Array]]:
+    """Compile what one batch tells of how the score of rare units changes with theta, and how many simulations failed.
+
+    The readout sets the score right at the mode. Beside it, at delta, E[w f s*^T] is the derivative of E[w f] there: pairs lie
+    around places with the given spread instead of around the mode, and what is found is regressed on delta.
+    """
+    half = num_thetas // 2
+
+    @jax.jit
+    def sums_fn(rng_key, spread, width, context):
+        key_place, key_step, key_units = jax.random.split(rng_key, 3)
+        place, step = spread * jax.random.normal(key_place, (half, dim)), width * jax.random.normal(key_step, (half, dim))
+        keys = jax.random.split(key_units, half)
+        u, failed = units_fn(jnp.concatenate([keys, keys]), jnp.concatenate([place + step, place - step]), context)
+        f = u.features[..., -num_features:]
+        weighted = u.weight[..., None] * f
+        g = jnp.einsum("kmf,kd->kmfd", f, u.delta).reshape(*f.shape[:2], -1)
+        at = weighted.mean(1)
+        apart, middle = u.delta[:half] - u.delta[half:], 0.5 * (u.delta[:half] + u.delta[half:])
+        # apart is 2 width times standard normal numbers: the mean of (J apart) apart^T is J times that squared.
+        moved = jnp.einsum("kf,kj,kl->fjl", at[:half] - at[half:], middle, apart) / (half * (2 * width) ** 2)
+        weight = u.weight[..., None] / u.weight.size
+        outer = jnp.einsum("kma,kmb->ab", weight * g, g)
+        return BendSums(outer, moved.reshape(-1, dim) - jnp.einsum("kma,kmd->ad", weight * g, u.score)), failed
+
+    return sums_fn
+
+
+def solve_bend(batches: Sequence[BendSums], dim: int) -> Float[Array, "q d d"]:
+    """In the principal directions of f times delta, each coefficient shrunk by what its noise over the batches can explain."""
+    outer = np.mean([b.outer for b in batches], axis=0)
+    scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
+    values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
+    kept = values > SMALLEST * values[-1]
+    basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
+    found = np.stack([basis.T @ b.missing for b in batches])
+    missing, variance = found.mean(0), found.var(0, ddof=1) / len(found)
+    bend = (basis @ (np.maximum(0.0, 1 - SHRINKAGE * variance / np.maximum(missing**2, 1e-30)) * missing)).reshape(-1, dim, dim)
+    return jnp.asarray(0.5 * (bend + bend.swapaxes(1, 2)))

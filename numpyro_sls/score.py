@@ -33,7 +33,8 @@ class UnitScore(NamedTuple):
 class Local(NamedTuple):
     """What is mended around one place, in delta = inverse (eta - centre), where the posterior of the data is about standard normal.
 
-    With a layout, eta stands for the parameters' own values that it gives. The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network.
+    With a layout, eta stands for the parameters' own values that it gives. The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network,
+    and bend^T f(x) delta of the last few of them, where some units are out of the model's reach.
     """
 
     centre: Float[Array, " d"]
@@ -44,6 +45,7 @@ class Local(NamedTuple):
     offset: Float[Array, " d"]
     slope: Float[Array, "d d"]
     layout: Layout | None = None
+    bend: Float[Array, "q d d"] | None = None  # symmetric in the last two
 
     def place(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
         """Where eta lies."""
@@ -64,6 +66,10 @@ class Local(NamedTuple):
     def units(self, eta: Float[Array, " d"], features: Float[Array, "m k"]) -> Float[Array, "m d"]:
         """What it adds to the score of each unit, in eta."""
         delta, jacobian = self.delta(eta), jax.jacfwd(self.delta)(eta)
+        if self.bend is not None:
+            return (
+                features @ self.readout + features[:, -len(self.bend) :] @ (self.bend @ delta) - self.offset - self.slope @ delta
+            ) @ jacobian
         # In two products: as one, with all but eta and the features constant, XLA 0.10 on a CPU returned what it had not computed.
         return (features @ self.readout) @ jacobian - (self.offset + self.slope @ delta) @ jacobian
 
@@ -145,7 +151,7 @@ class LearnedScore:
     def features(self, unit: UnitScore, x: Float[Array, "m p"], marginals: Marginals) -> Float[Array, "m k"]:
         """What a linear readout near the posterior uses of each unit."""
         f = jnp.concatenate([self.network.features(unit.weights, unit.standardizer(x)), marginals(x)], axis=-1)
-        return f if marginals.rare is None else jnp.concatenate([f, marginals.is_rare(x)[:, None] * f], axis=-1)
+        return f if marginals.rare is None else jnp.concatenate([f, marginals.is_rare(x)[:, None] * f, marginals.tails(x)], axis=-1)
 
     def total_features(self, unit: UnitScore, x: Float[Array, "n p"], marginals: Marginals, size: int = 50_000) -> Float[Array, " k"]:
         """Their sum over the data, in pieces."""
@@ -209,7 +215,10 @@ def polynomial(values: Float[Array, " d"]) -> Float[Array, " q"]:
 def _local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
     local = data.local
     delta = local.delta(eta)
-    return data.features @ local.readout @ delta - data.num_units * (local.offset @ delta + 0.5 * delta @ local.slope @ delta)
+    slope = data.num_units * local.slope
+    if local.bend is not None:
+        slope -= jnp.tensordot(data.features[-len(local.bend) :], local.bend, 1)
+    return data.features @ local.readout @ delta - data.num_units * (local.offset @ delta) - 0.5 * delta @ slope @ delta
 
 
 @dataclass(frozen=True, eq=False)

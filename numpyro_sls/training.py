@@ -88,7 +88,7 @@ class LossCurve(NamedTuple):
     held_out: np.ndarray
     best: int  # index into steps
     outcome: str
-    tally: int  # what the loss counted, summed over all steps
+    tally: int  # what came with the batches, summed over all steps
 
 
 CHUNK = 50  # steps between two evaluations, in one compiled loop
@@ -114,11 +114,11 @@ class Speed(NamedTuple):
 
 
 def make_trainer(
-    loss_fn: Callable[[Any, Any, Any], tuple[Array, Array]],
-    next_batch: Callable[[Array, Any], Any],
+    loss_fn: Callable[[Any, Any, Any], Array],
+    next_batch: Callable[[Array, Any], tuple[Any, Array]],
     held_out_fn: Callable[[Any, Any, Any], Array] | None = None,
 ) -> Trainer:
-    """Compile ``loss_fn(weights, batch, context) -> (loss, tally)`` over batches ``next_batch(rng_key, context)``.
+    """Compile ``loss_fn(weights, batch, context)`` over batches ``next_batch(rng_key, context) -> (batch, tally)``.
 
     ``held_out_fn`` is what is watched, where that is not the loss itself.
     """
@@ -129,8 +129,8 @@ def make_trainer(
     def run_chunk(weights, state, rng_key, context, first, total, learning_rate):
         def step(carry, i):
             weights, state = carry
-            batch = next_batch(jax.random.fold_in(rng_key, i), context)
-            (loss, tally), gradient = jax.value_and_grad(loss_fn, has_aux=True)(weights, batch, context)
+            batch, tally = next_batch(jax.random.fold_in(rng_key, i), context)
+            loss, gradient = jax.value_and_grad(loss_fn)(weights, batch, context)
             update, state = optimizer.update(gradient, state, weights)
             rate = learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * (first + i) / total))
             weights = optax.apply_updates(weights, jax.tree.map(lambda u: rate * u, update))
@@ -139,17 +139,15 @@ def make_trainer(
         (weights, state), (losses, tallies) = jax.lax.scan(step, (weights, state), jnp.arange(CHUNK))
         return weights, state, losses.mean(), tallies.sum()
 
-    watched = held_out_fn or (lambda w, b, c: loss_fn(w, b, c)[0])
-
     @jax.jit
     def draw_chunk(rng_key, context):
         def step(total, i):
-            batch = next_batch(jax.random.fold_in(rng_key, i), context)
+            batch, _ = next_batch(jax.random.fold_in(rng_key, i), context)
             return total + sum(jnp.sum(a, dtype=total.dtype) for a in jax.tree.leaves(batch)), None
 
         return jax.lax.scan(step, jnp.zeros(()), jnp.arange(CHUNK))[0]
 
-    return Trainer(jax.jit(optimizer.init), run_chunk, jax.jit(watched), draw_chunk)
+    return Trainer(jax.jit(optimizer.init), run_chunk, jax.jit(held_out_fn or loss_fn), draw_chunk)
 
 
 def measure_speed(trainer: Trainer, rng_key: Array, weights: Any, context: Any) -> Speed:

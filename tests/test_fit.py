@@ -1,5 +1,6 @@
 """Fits against exact posteriors and exact scores."""
 
+from dataclasses import replace
 import warnings
 
 import jax
@@ -100,10 +101,19 @@ def test_failed_simulations_are_counted():
             z = numpyro.sample("z", dist.Normal())
             numpyro.sample("x", Simulated(jnp.where(z > 2.0, jnp.nan, loc + z)), obs=x)
 
-    x = 1 + random.normal(random.key(0), (50,)).clip(max=2.0)
+    x = 1 + random.normal(random.key(0), (50,)).clip(-1.8, 1.8)  # within reach of the model
     fit = SLS(model, localization=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
     spent = fit.simulations["training"]
     assert abs(spent.num_failed / spent.num - 0.0228) < 5 * np.sqrt(0.0228 / spent.num)
+
+    # A stream keeps the units that the focus chooses, never a failed one; those count all the same.
+    learner, proposal, key = replace(fit.conditioner.learner, training=Training()), fit.proposal, random.key(1)
+    focus = learner.focus_terms(key, proposal.sample(key, 256), proposal.mean, "diagnosis")
+    batch, failed = learner.next_batch(key, proposal, None, focus)
+    num = Training().num_thetas * learner.num_simulated_per_theta
+    assert batch.ok.all()
+    assert batch.ok.size < num
+    assert abs(failed / num - 0.0228) < 5 * np.sqrt(0.0228 / num)
 
 
 def _two_level(x):

@@ -12,13 +12,13 @@ from numpyro_sls.training import make_trainer, train
 def _regression(noise):
     def next_batch(rng_key, context):
         x = random.normal(rng_key, (32, 3))
-        return x, x @ jnp.array([1.0, -2.0, 0.5]) + noise * random.normal(rng_key, (32,))
+        return (x, x @ jnp.array([1.0, -2.0, 0.5]) + noise * random.normal(rng_key, (32,))), jnp.array(1)
 
     def loss_fn(weights, batch, context):
         x, y = batch
-        return jnp.mean((x @ weights["w"] - y) ** 2), jnp.array(1)
+        return jnp.mean((x @ weights["w"] - y) ** 2)
 
-    return make_trainer(loss_fn, next_batch), next_batch(random.key(9), None)
+    return make_trainer(loss_fn, next_batch), next_batch(random.key(9), None)[0]
 
 
 def test_train_finds_the_minimum_and_counts():
@@ -38,7 +38,7 @@ def test_early_stopping_keeps_the_best():
 
 
 def test_a_loss_that_is_not_finite_stops_training():
-    trainer = make_trainer(lambda w, b, c: (jnp.log(w["w"]).sum(), jnp.array(0)), lambda k, c: None)
+    trainer = make_trainer(lambda w, b, c: jnp.log(w["w"]).sum(), lambda k, c: (None, jnp.array(0)))
     _, curve = train(trainer, random.key(0), {"w": jnp.array([0.5])}, None, None, 1000, learning_rate=1.0)
     assert "not finite" in curve.outcome
 
