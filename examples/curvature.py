@@ -34,7 +34,7 @@ def main() -> None:
         "localization": None,
         "focus": None,
         "debias": Debias(near=False),  # nothing is mended near the posterior, which would hide the difference
-        "training": Training(num_simulations=40_000 if options.small else 400_000, num_per_theta=4),
+        "training": Training(num_simulations=100_000 if options.small else 400_000, num_per_theta=4),
     }
     ladder = (1.0,) if options.small else (1e-2, 1e-1, 1.0)
 

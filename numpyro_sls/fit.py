@@ -16,7 +16,7 @@ from numpyro_sls.debias import Debias, MeanNetwork
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.focus import Focus
 from numpyro_sls.joint import JointValidity, joint_validity
-from numpyro_sls.learning import Learner
+from numpyro_sls.learning import Learner, curvature_training
 from numpyro_sls.localization import Localization, Localized, Resemblance, localize
 from numpyro_sls.means import MeanLearner
 from numpyro_sls.model import trace_model
@@ -118,6 +118,8 @@ class SLS:
                 "support= states that the support of the data moves with a parameter: the score then does not have mean zero, and cannot be debiased. "
                 "Add debias=None, with units='additive' or 'whole' so that nothing needs to be; or use smoothing=Smoothing() instead of support=."
             )
+        if self.curvature is not None:  # its batches are larger, and the budget must hold enough of them
+            curvature_training(self.training, self.curvature)
         if self.debias is not None and self.debias.method == "projected" and isinstance(self.network, Ensemble):
             raise ValueError("Debias(method='projected') trains one network; it cannot be used with an Ensemble.")
 

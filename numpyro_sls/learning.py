@@ -19,7 +19,7 @@ from numpyro_sls.score import LearnedScore, UnitScore
 from numpyro_sls.simulate import Batch, Simulator
 from numpyro_sls.training import CHUNK, LossCurve, Speed, Trainer, Training, make_trainer, measure_speed, train
 
-__all__ = ["Learner", "ScoreContext"]
+__all__ = ["Learner", "ScoreContext", "curvature_training"]
 
 
 class ScoreContext(NamedTuple):
@@ -97,7 +97,7 @@ class Learner:
         self, rng_key: Array, unit: UnitScore, settings: CurvaturePenalty, num_simulations: int, stage: str = "curvature"
     ) -> tuple[UnitScore, dict[str, LossCurve]]:
         """Go on training with lambda_1 |E[s s^T + grad s]|^2 on a second table; the least held-out score-matching loss wins (eq. 7)."""
-        learner = replace(self, training=replace(self.training, num_per_theta=settings.num_per_theta, num_thetas=settings.num_thetas))
+        learner = replace(self, training=curvature_training(self.training, settings))
         key_source, key_train = jax.random.split(rng_key)
         ladder = (0.0, *(w for w in settings.ladder if w > 0))
         each = num_simulations // len(ladder) if learner.training.is_fresh else num_simulations
@@ -294,6 +294,11 @@ class Learner:
 
         # Both identities are asked of units as they are simulated: no focus in the second table.
         return make_trainer(loss_fn, lambda key, context: self.next_batch(key, context.proposal, context.table), held_out_fn)
+
+
+def curvature_training(training: Training, settings: CurvaturePenalty) -> Training:
+    """The same budget in batches with more units at a theta; an error if that leaves too few of them."""
+    return replace(training, num_per_theta=settings.num_per_theta, num_thetas=settings.num_thetas)
 
 
 SPREAD = 0.25  # share of the units whose nuisances are spread out, where some observed unit is out of the model's reach

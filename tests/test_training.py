@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_sls import Training
+from numpyro_sls import SLS, CurvaturePenalty, Training
 from numpyro_sls.training import make_trainer, train
+from tests.cases import CASES
 
 
 def _regression(noise):
@@ -50,6 +51,8 @@ def test_small_budgets_are_refused_and_few_simulations_become_a_table():
     assert Training().is_fresh
     with pytest.raises(ValueError, match="a fresh stream needs at least"):
         Training(num_simulations=100_000, fresh=True)
+    with pytest.raises(ValueError, match="in batches of 32 x 64"):  # before anything is trained
+        SLS(CASES["location_scale"].model, training=Training(num_simulations=60_000), curvature=CurvaturePenalty())
 
 
 def test_a_small_table_stops_before_it_is_over_fitted(table_fit):
