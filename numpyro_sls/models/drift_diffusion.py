@@ -24,9 +24,9 @@ from jaxtyping import Float
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_sls.model import Simulated
+from numpyro_sls.models.reference import uniform_prior_posterior
 
 __all__ = ["SETTINGS", "TRUTH", "exact_posterior", "first_passage", "log_likelihood", "model", "simulate_data"]
 
@@ -142,13 +142,5 @@ def _log_sum(factors: Float[Array, "m k"], logs: Float[Array, "m k"]) -> Float[A
 
 def exact_posterior(rng_key: Array, x: Float[Array, "n 2"], num_samples: int = 2000) -> Float[Array, "draws 4"]:
     """Draws of (v, a, z, t), by NUTS on the Wiener density, four chains; t stays below the fastest reaction."""
-    fastest = float(x[:, 0].min())
-
-    def marginal():
-        ends = {**PRIOR, "t": (PRIOR["t"][0], min(PRIOR["t"][1], fastest))}
-        params = {k: numpyro.sample(k, dist.Uniform(*e)) for k, e in ends.items()}
-        numpyro.factor("x", log_likelihood(params, x).sum())
-
-    mcmc = MCMC(NUTS(marginal), num_warmup=500, num_samples=num_samples, num_chains=4, chain_method="vectorized", progress_bar=False)
-    mcmc.run(rng_key)
-    return jnp.stack([mcmc.get_samples()[k] for k in PRIOR], axis=1)
+    ends = {**PRIOR, "t": (PRIOR["t"][0], min(PRIOR["t"][1], float(x[:, 0].min())))}
+    return uniform_prior_posterior(rng_key, ends, lambda params: log_likelihood(params, x).sum(), num_samples)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_sls.debias import Debias
 from numpyro_sls.model import Simulated
+from numpyro_sls.models.reference import uniform_prior_posterior
 
 __all__ = ["SETTINGS", "TRUTH", "exact_posterior", "log_likelihood", "model", "quantile", "simulate_data"]
 
@@ -68,11 +68,4 @@ def log_likelihood(params: dict[str, Array], x: Float[Array, "m 1"]) -> Float[Ar
 
 def exact_posterior(rng_key: Array, x: Float[Array, " n"], num_samples: int = 2000) -> Float[Array, "draws 4"]:
     """Draws of (a, b, g, k), by NUTS on the density, four chains."""
-
-    def marginal():
-        params = {name: numpyro.sample(name, dist.Uniform(*ends)) for name, ends in PRIOR.items()}
-        numpyro.factor("x", log_likelihood(params, x[:, None]).sum())
-
-    mcmc = MCMC(NUTS(marginal), num_warmup=500, num_samples=num_samples, num_chains=4, chain_method="vectorized", progress_bar=False)
-    mcmc.run(rng_key)
-    return jnp.stack([mcmc.get_samples()[name] for name in PRIOR], axis=1)
+    return uniform_prior_posterior(rng_key, PRIOR, lambda params: log_likelihood(params, x[:, None]).sum(), num_samples)
