@@ -108,7 +108,7 @@ def test_failed_simulations_are_counted():
 
     # A stream keeps the units that the focus chooses, never a failed one; those count all the same.
     learner, proposal, key = replace(fit.conditioner.learner, training=Training()), fit.proposal, random.key(1)
-    focus = learner.focus_terms(key, proposal.sample(key, 256), proposal.mean, "diagnosis")
+    focus = learner.focus_terms(key, proposal.sample(key, 256), jnp.ones(1), "diagnosis")
     batch, failed = learner.next_batch(key, proposal, None, focus)
     num = Training().num_thetas * learner.num_simulated_per_theta
     assert batch.ok.all()
