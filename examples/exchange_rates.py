@@ -3,8 +3,8 @@
     python examples/exchange_rates.py [--data returns.csv] [--small] [--output examples/output]
 
 The distribution is given by its quantile function: to simulate takes a line, its density a numerical inversion for every
-row. The file holds one log return a line; the one used in `docs/structure.md` is the first series of `fx_data` in the R package
-BSL. Without a file the rows are simulated. Real returns have a few values that the model hardly ever makes, and the report at
+row. The file holds one log return a line; the one used in `docs/structure.md` comes from rates of the Reserve Bank of Australia, as
+shipped with the R package BSL. Without a file the rows are simulated. Real returns have a few values that the model hardly ever makes, and the report at
 the end looks for that too.
 """
 

@@ -2,8 +2,8 @@
 
     python examples/reaction_times.py [--data subject.csv] [--small] [--output examples/output]
 
-The file has a header and two columns, reaction time in seconds and choice (0 or 1); `docs/structure.md` uses the first subject of
-HDDM's example data. Without a file the trials are simulated. The reaction time cannot be shorter than the parameter t, so the
+The file has a header and two columns, reaction time in seconds and choice (0 or 1); the first subject of HDDM's example data is
+one. Without a file the trials are simulated. The reaction time cannot be shorter than the parameter t, so the
 support of the data moves with it; the posterior is compared with the exact one, by the series of the Wiener density.
 """
 

@@ -2,8 +2,8 @@
 
     python examples/unlikely_truth.py [--small] [--output examples/output]
 
-Counts of 100 trials each with theta = 0.93, under a Beta(5, 5) prior whose density there is a hundredth of that at its
-middle. A score learnt under the prior has hardly seen such parameters; one that is learnt where simulations look like the
+Counts of 100 trials each with theta = 0.93, under a Beta(5, 5) prior whose density there is a two-hundredth of that at
+its middle. A score learnt under the prior has hardly seen such parameters; one that is learnt where simulations look like the
 data has seen little else. Both spend the same budget, and the exact posterior is a Beta distribution.
 """
 

@@ -133,11 +133,7 @@ def _solve(
     outer = sums.outer / sums.num_units
     if not constant:
         outer = outer * np.outer(*[np.arange(len(outer)) > 0] * 2)
-    scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
-    values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
-    kept = values > SMALLEST * values[-1]
-    # In these directions the features have unit second moments.
-    basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
+    basis = _whitening(outer)
     missing, variance = _wanted(sums, basis, joint_valid)
     shrink = np.maximum(0.0, 1 - shrinkage * variance / np.maximum(missing**2, 1e-30))
     coefficients = shrink * missing
@@ -146,6 +142,14 @@ def _solve(
         num_units * np.sum(coefficients**2, axis=0),
         num_units * np.sum(shrink**2 * variance, axis=0),
     )
+
+
+def _whitening(outer: Float[np.ndarray, "f f"]) -> Float[np.ndarray, "f k"]:
+    """The principal directions of the features, in which they have unit second moments."""
+    scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
+    values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
+    kept = values > SMALLEST * values[-1]
+    return (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
 
 
 def _wanted(sums: ReadoutSums, basis: np.ndarray, joint_valid: Bool[np.ndarray, " d"]) -> tuple[np.ndarray, np.ndarray]:
@@ -201,11 +205,7 @@ def make_bend_sums(
 
 def solve_bend(batches: Sequence[BendSums], dim: int) -> Float[Array, "q d d"]:
     """In the principal directions of f times delta, each coefficient shrunk by what its noise over the batches can explain."""
-    outer = np.mean([b.outer for b in batches], axis=0)
-    scale = np.sqrt(np.maximum(np.diag(outer), 1e-30))
-    values, vectors = np.linalg.eigh(outer / np.outer(scale, scale))
-    kept = values > SMALLEST * values[-1]
-    basis = (vectors[:, kept] / np.sqrt(values[kept])) / scale[:, None]
+    basis = _whitening(np.mean([b.outer for b in batches], axis=0))
     found = np.stack([basis.T @ b.missing for b in batches])
     missing, variance = found.mean(0), found.var(0, ddof=1) / len(found)
     bend = (basis @ (np.maximum(0.0, 1 - SHRINKAGE * variance / np.maximum(missing**2, 1e-30)) * missing)).reshape(-1, dim, dim)

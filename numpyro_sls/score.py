@@ -17,7 +17,7 @@ from numpyro_sls.marginals import Marginals
 from numpyro_sls.networks import MOST_QUADRATIC, Network, products
 from numpyro_sls.proposal import Proposal
 
-__all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "no_local"]
+__all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "local_log_likelihood", "no_local"]
 
 
 class UnitScore(NamedTuple):
@@ -66,12 +66,11 @@ class Local(NamedTuple):
     def units(self, eta: Float[Array, " d"], features: Float[Array, "m k"]) -> Float[Array, "m d"]:
         """What it adds to the score of each unit, in eta."""
         delta, jacobian = self.delta(eta), jax.jacfwd(self.delta)(eta)
+        read = features @ self.readout
         if self.bend is not None:
-            return (
-                features @ self.readout + features[:, -len(self.bend) :] @ (self.bend @ delta) - self.offset - self.slope @ delta
-            ) @ jacobian
+            read += features[:, -len(self.bend) :] @ (self.bend @ delta)
         # In two products: as one, with all but eta and the features constant, XLA 0.10 on a CPU returned what it had not computed.
-        return (features @ self.readout) @ jacobian - (self.offset + self.slope @ delta) @ jacobian
+        return read @ jacobian - (self.offset + self.slope @ delta) @ jacobian
 
 
 REACH = 4.0  # in posterior sds, beyond the usual length of delta
@@ -186,7 +185,7 @@ class LearnedScore:
             log_likelihood -= data.num_units * self.log_partition(unit, eta)
         if unit.mean_weights is not None:
             log_likelihood -= self.mean_network.log_partition(unit.mean_weights, eta, data.mean_summary)
-        return log_likelihood + _local_log_likelihood(eta, data)
+        return log_likelihood + local_log_likelihood(eta, data)
 
     def data_score(self, unit: UnitScore, eta: Float[Array, " d"], data: DataTerms) -> Float[Array, " d"]:
         """The score of the whole data set."""
@@ -195,7 +194,7 @@ class LearnedScore:
         total = self.network.score(unit.weights, eta, data.summary).sum(0)
         if unit.mean_weights is not None:
             total -= self.mean_network.total(unit.mean_weights, eta, data.summary)
-        return total * data.num_units / data.summary.shape[0] + jax.grad(_local_log_likelihood)(eta, data)
+        return total * data.num_units / data.summary.shape[0] + jax.grad(local_log_likelihood)(eta, data)
 
 
 NUM_NODES = 8
@@ -212,7 +211,8 @@ def polynomial(values: Float[Array, " d"]) -> Float[Array, " q"]:
     return jnp.concatenate(parts)
 
 
-def _local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
+def local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Array, ""]:
+    """What is mended around the place of the data's local terms."""
     local = data.local
     delta = local.delta(eta)
     slope = data.num_units * local.slope

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_sls.marginals import no_marginals
 from numpyro_sls.readout import ReadoutUnits, make_bend_sums, make_readout_sums, solve_bend, solve_readout
-from numpyro_sls.score import no_local
+from numpyro_sls.score import DataTerms, local_log_likelihood, no_local
 
 NUM_THETAS, NUM_UNITS = 256, 64
 
@@ -38,17 +38,16 @@ def test_the_bend_finds_how_the_score_changes_beside_the_mode():
     np.testing.assert_allclose(solve_bend(batches, 1)[:, 0, 0], [0.0, -1.0], atol=0.05)
 
 
-def test_a_bend_is_the_gradient_of_something():
+def test_the_local_score_with_a_bend_is_the_gradient_of_the_local_likelihood():
     d, key = 3, random.key(0)
     factor = jnp.eye(d) + 0.1 * random.normal(key, (d, d))
     bend = random.normal(key, (2, d, d))
     local = no_local(jnp.full(d, 0.2), factor, no_marginals(0, d), 4)
     local = local._replace(readout=random.normal(key, (4, d)), slope=jnp.eye(d), bend=bend + bend.swapaxes(1, 2))
     features, eta = random.normal(key, (5, 4)), jnp.array([0.3, -0.5, 0.9])
-
-    def potential(eta):
-        delta, total = local.delta(eta), features.sum(0)
-        slope = len(features) * local.slope - jnp.tensordot(total[-2:], local.bend, 1)
-        return total @ local.readout @ delta - 0.5 * delta @ slope @ delta
-
-    np.testing.assert_allclose(local.units(eta, features).sum(0), jax.grad(potential)(eta), rtol=1e-4, atol=1e-4)
+    none, ends, one = jnp.zeros(0), jnp.full(d, jnp.inf), jnp.ones(())
+    frame = (jnp.zeros(d), jnp.eye(d), jnp.eye(d))
+    data = DataTerms(none, none, features.sum(0), one * len(features), local, *frame, -ends, ends, one, one)
+    gradient = jax.grad(local_log_likelihood)(eta, data)
+    np.testing.assert_allclose(local.units(eta, features).sum(0), gradient, rtol=1e-4, atol=1e-4)
+    assert np.abs(gradient - jax.grad(local_log_likelihood)(eta, data._replace(local=local._replace(bend=None)))).max() > 0.1
