@@ -133,7 +133,7 @@ def _solve(
     outer = sums.outer / sums.num_units
     if not constant:
         outer = outer * np.outer(*[np.arange(len(outer)) > 0] * 2)
-    basis = _whitening(outer)
+    basis = _whitening(np.asarray(outer))
     missing, variance = _wanted(sums, basis, joint_valid)
     shrink = np.maximum(0.0, 1 - shrinkage * variance / np.maximum(missing**2, 1e-30))
     coefficients = shrink * missing
