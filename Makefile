@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/.ready
+RIVALS = .venv-rivals
 
-.PHONY: demo test slow benchmark docs format
+.PHONY: demo test slow benchmark rivals interpreters docs format
 
 demo: $(READY)
 	$(BIN)/python examples/mg1_queue.py
@@ -17,7 +18,13 @@ slow: $(READY)
 	$(BIN)/pytest -m slow
 
 benchmark: $(READY)
-	$(BIN)/python -m benchmarks.$(or $(TASK),foundation)
+	$(BIN)/python -m benchmarks $(or $(TASK),foundation)
+
+rivals: $(RIVALS)/.ready
+	$(RIVALS)/bin/python -m benchmarks.rivals --tasks $(or $(TASK),queue)
+
+interpreters:
+	tests/interpreters.sh
 
 docs: $(READY)
 	$(BIN)/pip install --quiet -e '.[docs]'
@@ -31,3 +38,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	touch $(READY)
+
+$(RIVALS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/pip install --quiet --disable-pip-version-check -e '.[rivals]'
+	touch $(RIVALS)/.ready

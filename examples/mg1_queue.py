@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sls import FromRestarts, SLSLangevin, Training, diagnose, plots, to_arviz
+from numpyro_sls import Debias, SLSLangevin, Training, diagnose, plots, to_arviz
 from numpyro_sls.models import queue
 
 matplotlib.use("Agg")
@@ -27,16 +27,17 @@ NAMES = ("theta1", "theta2", "theta3")
 def main() -> None:
     """Simulate 500 rows at the truth, infer the three parameters, and compare with the exact posterior."""
     parser = argparse.ArgumentParser(description="Simulation-based inference for the M/G/1 queue.")
-    parser.add_argument("--small", action="store_true", help="few rows and simulations and a single round, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="few rows and simulations under the prior, to see that it runs")
     parser.add_argument("--output", type=Path, default=Path("examples/output"), help="folder for the picture")
     options = parser.parse_args()
-    num_rows, settings = (
-        (500, {}) if not options.small else (100, {"training": Training(num_simulations=60_000), "proposal": FromRestarts(widen=2.0)})
-    )
+    num_rows, settings = 500, queue.SETTINGS
+    if options.small:
+        few = {"training": Training(num_simulations=60_000), "localization": None, "debias": Debias(near=False)}
+        num_rows, settings = 100, {**queue.SETTINGS, **few}
 
     x = queue.simulate_data(random.key(1), num_rows)
     start = time.perf_counter()
-    kernel = SLSLangevin(queue.model, **queue.SETTINGS, **settings)
+    kernel = SLSLangevin(queue.model, **settings)
     mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized")
     mcmc.run(random.key(0), x)
     print(f"fitted and sampled in {time.perf_counter() - start:.0f} s")

@@ -125,7 +125,7 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
         key_data, key_start, key_run = jax.random.split(key, 3)
         terms, failed = summed(key_data, theta)
         found = find_mode(posterior, terms, 10.0)
-        terms = terms._replace(mode=found.theta, factor=found.factor, inverse=jnp.linalg.inv(found.factor))
+        terms = terms._replace(mode=found.theta, factor=found.factor, inverse=jnp.linalg.inv(found.factor), chart=None)
         point = point_at(posterior, terms, inside(posterior, terms, jax.random.normal(key_start, (d,))))
 
         def step(carry, key):

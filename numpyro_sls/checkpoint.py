@@ -24,9 +24,7 @@ __all__ = ["load_fit", "save_fit"]
 
 FORMAT = 1
 # whose tuples and settings may stand in a file
-MODULES = (
-    "boundary debias focus inputs joint localization marginals networks objectives proposal readout reparametrize score simulate training"
-)
+MODULES = "boundary chart debias focus inputs joint localization marginals networks objectives proposal readout reparametrize score simulate training"
 PARTS = ("proposal", "data", "localization", "joint", "local_mean", "readout", "smoothing", "curves", "seconds")
 
 

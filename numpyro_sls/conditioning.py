@@ -13,11 +13,12 @@ import numpy as np
 
 from numpyro_sls.debias import Debias, LocalMean, MeanZero, local_mean, make_local_sums
 from numpyro_sls.focus import FocusTerms
-from numpyro_sls.leaning import NUM_CHAINS, NUM_KEPT, around_draws, draw_posterior, make_mean_sums, solve_mean
+from numpyro_sls.leaning import around_draws
 from numpyro_sls.learning import FOCUS_THETAS, Learner
 from numpyro_sls.marginals import MAX_COLUMNS, NUM_TAILS, MarginalUnits, make_edges, make_marginal_sums, no_marginals, solve_marginals
 from numpyro_sls.readout import Readout, ReadoutUnits, make_bend_sums, make_readout_sums, solve_bend, solve_readout
 from numpyro_sls.score import REACH, DataTerms, Mode, PosteriorScore, UnitScore, find_mode, no_local
+from numpyro_sls.turns import LARGE, Turns
 
 __all__ = ["Conditioned", "Conditioner"]
 
@@ -43,11 +44,7 @@ class LocalContext(NamedTuple):
 CENTRE_UNITS = 100_000  # simulated at most to debias the middle of the region
 MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
-LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
-NUM_TURNS = 24  # of drawing from the posterior and removing the mean over the draws, where there is no mode
-NUM_POOLED = 4  # turns whose draws are taken together: one turn's alone overshoot
-LAST_SHARE = 0.4  # of the simulations for the last turn
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 BEND_PLACES = 1.5  # posterior sds around the mode, where it is seen how the score of such units changes
@@ -121,7 +118,8 @@ class Conditioner:
                 mode = self.mode(unit, data, jnp.inf)
                 if not has_layout:
                     return Conditioned(_around(data, mode), mode, None, None)
-                return self._over_draws(keys[7], unit, _around(data, mode), left)
+                data, mode = self._turns(keys[7], unit, _around(data, mode), left)
+                return Conditioned(data, mode, None, None)
             data = _around(data, mode)
             if moved and left > 4 * MIN_READOUT_UNITS and data.features.shape[0]:
                 key_count, key_focus, key_read = jax.random.split(keys[2 * i + 1], 3)
@@ -154,62 +152,12 @@ class Conditioner:
         if mode.gap > MAX_GAP and self.learner.learned.layout(unit) is not None:
             data = _around(data, mode)
             posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
-            return around_draws(posterior, data, self._draws(jax.random.key(0), unit, data, None))
+            return around_draws(posterior, data, self._turns.draws(jax.random.key(0), unit, data, None))
         return _around(data, mode), mode
 
-    def _over_draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> Conditioned:
-        """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
-        size, d, theta = LARGE[0] * LARGE[1], unit.proposal.dim, None
-        posterior = PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
-        num_batches = max(1, max_simulations // size)
-        shares = [(1 - LAST_SHARE) / (NUM_TURNS - 1)] * (NUM_TURNS - 1) + [LAST_SHARE]
-        recent: list[Array] = []
-        for i, share in enumerate(shares):
-            key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
-            if i == 0:
-                # First over the middle of the region: with its mean still in it, a score can send the posterior anywhere.
-                drawn = jax.vmap(unit.proposal.unwhiten)(0.5 * jax.random.normal(key_draw, (NUM_CHAINS * NUM_KEPT, d)))
-            else:
-                drawn = theta = self._draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
-            recent = [*recent, drawn][-NUM_POOLED:]
-            pool = jnp.concatenate(recent)
-            data, mode = around_draws(posterior, data, pool)
-            num, totals = max(1, int(share * num_batches)), None
-            for j in range(num):
-                rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(pool))
-                new = self._mean_sums(jax.random.fold_in(key_sums, j), pool[rows], unit, data.local, mode.eta_factor)
-                new = jax.tree.map(lambda a: np.asarray(a, float), new)
-                totals = new if totals is None else jax.tree.map(np.add, totals, new)
-            assert totals is not None
-            self.learner.simulator.count("debiasing near the posterior", num * size, int(totals.num_failed))
-            offset, slope = (jnp.asarray(a, pool.dtype) for a in solve_mean(totals, d))
-            data = data._replace(local=data.local._replace(offset=offset, slope=slope))
-        assert theta is not None
-        # Where the sampler starts, and in which coordinates, follows the last posterior.
-        theta = self._draws(jax.random.fold_in(rng_key, NUM_TURNS), unit, data, theta[-NUM_CHAINS:])
-        last, mode = around_draws(posterior, data, theta)
-        return Conditioned(last._replace(local=data.local), mode, None, None)
-
     @cached_property
-    def _draws(self):
-        log_prior = self.learner.simulator.units.parameters.log_prior
-
-        def draws(rng_key, unit, data, start):
-            return draw_posterior(rng_key, PosteriorScore(self.learner.learned, unit, log_prior), data, start)
-
-        return jax.jit(draws)
-
-    @cached_property
-    def _mean_sums(self):
-        def mean_score(rng_key, theta, unit):
-            batch = self.learner.simulator.batch(rng_key, theta, LARGE[1])
-
-            def at(theta, x, ok):
-                return (ok / jnp.maximum(ok.sum(), 1)) @ self.learner.learned.units(unit, unit.proposal.whiten(theta), x)
-
-            return jax.vmap(at)(batch.theta, batch.x, batch.ok.astype(batch.x.dtype)), (~batch.ok).sum()
-
-        return make_mean_sums(mean_score)
+    def _turns(self) -> Turns:
+        return Turns(self.learner)
 
     @cached_property
     def mode(self):
@@ -437,4 +385,4 @@ def _around(data: DataTerms, mode: Mode) -> DataTerms:
         readout = readout.at[-len(before.bend) :].add(before.bend @ before.place(mode.eta))
         local = local._replace(bend=change.T @ before.bend @ change)
     local = local._replace(readout=readout @ change)
-    return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor))
+    return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor), chart=None)

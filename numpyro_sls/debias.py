@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_sls.inputs import NUM_VIEWS, Layout
-from numpyro_sls.networks import MLP
+from numpyro_sls.perceptron import MLP
 
 __all__ = ["METHODS", "Debias", "LocalMean", "LocalSums", "MeanNetwork", "MeanZero", "local_mean", "make_local_sums", "mean_loss"]
 

@@ -240,11 +240,13 @@ def _training(curves: dict[str, LossCurve]) -> Check:
         return Check(
             "training", curve is not None, "too few evaluations to tell" if curve is not None else "no curve", "Give more simulations."
         )
+    # A score that is zero everywhere has loss zero.
     held, part = curve.held_out, max(2, len(curve.held_out) // 8)
-    drop = held[:part].mean() - held[curve.best]
-    over = held[-part:].mean() - held[curve.best]
+    drop, over = -held[curve.best], held[-part:].mean() - held[curve.best]
     if drop <= 0:
-        return Check("training", False, "the held-out loss never fell", "Give more simulations, or a simpler network.")
+        return Check(
+            "training", False, "the held-out loss never fell below that of no score at all", "Give more simulations, or a simpler network."
+        )
     return Check(
         "training",
         bool(over <= 0.3 * drop),

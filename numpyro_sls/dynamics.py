@@ -14,6 +14,7 @@ from numpyro_sls.score import DataTerms, PosteriorScore
 __all__ = [
     "DiscretizationBias",
     "Point",
+    "acceptance",
     "discretization_bias",
     "inside",
     "langevin_step",
@@ -81,23 +82,37 @@ def point_at(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d
     """Potential and score at delta."""
     if not posterior.learned.network.has_potential:
         return Point(delta, jnp.zeros(()), score_in_delta(posterior, data, delta))
-    value, gradient = jax.value_and_grad(lambda e: posterior.potential(to_theta(data, e), data))(delta)
+
+    def potential(e):
+        theta = to_theta(data, e)
+        value = posterior.potential(theta, data)
+        return value if data.chart is None else value + data.chart.log_slope(theta)
+
+    value, gradient = jax.value_and_grad(potential)(delta)
     return Point(delta, value, -gradient)
 
 
 def score_in_delta(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
     """Gradient of the log posterior density in delta."""
-    return data.factor.T @ posterior.score(to_theta(data, delta), data)
+    if data.chart is None:
+        return data.factor.T @ posterior.score(to_theta(data, delta), data)
+    theta, pull = jax.vjp(data.chart.theta, delta)
+    return pull(posterior.score(theta, data) - jax.grad(data.chart.log_slope)(theta))[0]
 
 
 def to_theta(data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:
     """theta of delta."""
-    return data.mode + data.factor @ delta
+    return data.mode + data.factor @ delta if data.chart is None else data.chart.theta(delta)
 
 
 def to_delta(data: DataTerms, theta: Float[Array, " d"]) -> Float[Array, " d"]:
     """delta of theta."""
-    return data.inverse @ (theta - data.mode)
+    return data.inverse @ (theta - data.mode) if data.chart is None else data.chart.delta(theta)
+
+
+def acceptance(data: DataTerms) -> float:
+    """What the acceptance of adjusted steps is to be: less where many are refused for the ends of intervals, not for their length."""
+    return 0.65 if data.chart is None else 0.3
 
 
 def inside(posterior: PosteriorScore, data: DataTerms, delta: Float[Array, " d"]) -> Float[Array, " d"]:

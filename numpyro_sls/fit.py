@@ -107,7 +107,7 @@ class SLS:
                 raise ValueError(f"{name}={value!r} is not known; use one of {known}.")
         if not isinstance(self.proposal, (WorthUnits, FromRestarts)):
             raise TypeError(f"proposal={self.proposal!r} is not known; use WorthUnits(kappa=...) or FromRestarts(diagonal=...).")
-        if isinstance(self.proposal, FromRestarts) and self.localization is None:
+        if isinstance(self.proposal, FromRestarts) and (self.localization is None or self.localization.method == "rounds"):
             raise ValueError("proposal=FromRestarts() needs the restarts of localization; leave localization=Localization().")
         if self.smoothing is True:
             raise ValueError(
@@ -154,14 +154,15 @@ class SLS:
             warn(
                 "The joint density of the model cannot be differentiated (code outside JAX?): everything is learnt from the implicit target."
             )
-        budget = _split_budget(self.training, self.debias, self.curvature)
+        budget = self._split_budget()
         keys = iter(jax.random.split(rng_key, 8))
 
         prior = prior_moments(next(keys), units)
         localized, resemblance = self._localize(next(keys), simulator, observed[:num_units], prior, show)
         clock.mark("localization")
         first = first_proposal(prior, localized)
-        joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128))
+        total = self.training.num_simulations
+        joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128), None if total is None else int(TEST_SHARE * total))
         warn_of_joint(joint, units.parameters.labels, self.target)
 
         conditioner = Conditioner(self._learner(simulator, joint, observed, show))
@@ -251,7 +252,7 @@ class SLS:
         return unit, curves
 
     def _localize(self, rng_key, simulator: Simulator, observed, prior, show: bool) -> tuple[Localized | None, Resemblance | None]:
-        if self.localization is None:
+        if self.localization is None or self.localization.method == "rounds":
             return None, None
         localized, resemblance = localize(rng_key, simulator.units, observed, prior, self.localization, show)
         simulator.count("localization", localized.num_simulated)
@@ -272,6 +273,8 @@ class SLS:
     ) -> tuple[Proposal, dict[str, LossCurve]]:
         """The proposal of the training: from the restarts, or after short rounds under wide ones that find I_1 and the mode."""
         learner = conditioner.learner
+        if self.localization is not None and self.localization.method == "rounds":
+            return self._from_prior(rng_key, conditioner, prior, budget)
         if localized is None or resemblance is None:
             return self._laid_out(first_proposal(prior, None, learner.joint_valid), learner, prior), {}
         if isinstance(self.proposal, FromRestarts):
@@ -301,6 +304,27 @@ class SLS:
                 break
         return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior), curves
 
+    def _from_prior(self, rng_key, conditioner: Conditioner, prior, budget: int) -> tuple[Proposal, dict[str, LossCurve]]:
+        """Rounds from the prior on, each under a proposal around the posterior that the one before gave, as wide as kappa units leave it."""
+        learner, centre, information = conditioner.learner, prior[0], jnp.zeros_like(prior[1])
+        kappa, num_units = self._kappa(learner), learner.simulator.units.num_units
+        assert isinstance(self.proposal, WorthUnits), "checked when the settings were"
+        num_rounds = self.proposal.num_rounds
+        curves: dict[str, LossCurve] = {}
+
+        def proposed() -> Proposal:
+            return self._laid_out(worth_units(centre, prior[1], information, kappa, learner.joint_valid), learner, prior)
+
+        for i in range(num_rounds):
+            key_train, key_mode = jax.random.split(jax.random.fold_in(rng_key, i))
+            stage, proposal = f"round {i + 1}", proposed()
+            unit, curves[stage] = learner.score(key_train, proposal, budget // num_rounds, stage)
+            mode = conditioner(key_mode, unit, learner.observed, num_units, None, 0).mode
+            reach = np.sqrt(proposal.dim) + MARGIN
+            centre = proposal.unwhiten(mode.eta * min(1.0, reach / float(jnp.linalg.norm(mode.eta))))
+            information = information_of(mode.factor, prior[1], num_units)
+        return proposed(), curves
+
     def _laid_out(self, proposal: Proposal, learner: Learner, prior) -> Proposal:
         if self.coordinates == "unconstrained":
             return proposal
@@ -308,6 +332,29 @@ class SLS:
         # At the very end of an interval a step in theta is no step in the interval, and its information cannot be told from none.
         centre = jnp.where(np.isfinite(low), jnp.clip(proposal.mean, -NEAREST_END, NEAREST_END), proposal.mean)
         return in_box(proposal._replace(mean=centre), prior[1], low, high)
+
+    def _split_budget(self) -> dict[str, int]:
+        """How many units each stage may simulate; what a stage that is left out would have had goes to the training."""
+        total, near = self.training.num_simulations, self.debias.max_simulations if self.debias else 0
+        if total is None:
+            return {
+                **DEFAULT_BUDGET,
+                "curvature": self.curvature.num_simulations if self.curvature else 0,
+                "debiasing near the posterior": near,
+            }
+        shares = {"first rounds": 0.2, "curvature": 0.15, "debiasing": 0.15, "debiasing near the posterior": 0.15}
+        if self.localization is None or isinstance(self.proposal, FromRestarts):
+            shares["first rounds"] = 0.0
+        elif self.localization.method == "rounds":
+            shares["first rounds"] = 0.4
+        if self.curvature is None:
+            shares["curvature"] = 0.0
+        if self.debias is None:
+            shares |= {"debiasing": 0.0, "debiasing near the posterior": 0.0}
+        elif not self.debias.near:
+            shares["debiasing near the posterior"] = 0.0
+        shares["training"] = 1.0 - sum(shares.values())
+        return {stage: int(share * total) for stage, share in shares.items()}
 
     def _kappa(self, learner: Learner) -> float:
         num_units = learner.simulator.units.num_units
@@ -333,6 +380,8 @@ class SLS:
 
 DEFAULT_BUDGET = {"first rounds": 3_000_000, "training": 4_000_000, "debiasing": 4_000_000}
 MAX_RECENTRINGS = 2
+TEST_SHARE = 0.05  # of a budget, that the test of the joint score may cost beside it
+MARGIN = 2.0  # sds of a proposal, beyond the usual length of a draw, that a round's mode is followed
 NEAREST_END = 2.3  # of an interval for the centre of a proposal, as a normal quantile: a hundredth of its length
 MAX_SHIFT = 1.0  # of the mode in a round, in proposal sds, for the centre to count as found
 
@@ -352,15 +401,3 @@ def _ratio(simulator: Simulator, resemblance: Resemblance | None, theta: Float[A
         return 1.0
     simulator.count("localization", resemblance.num_units)
     return resemblance.ratio(theta)
-
-
-def _split_budget(training: Training, debias: Debias | None, curvature: CurvaturePenalty | None) -> dict[str, int]:
-    """How many units each stage may simulate."""
-    total = training.num_simulations
-    near = debias.max_simulations if debias else 0
-    if total is None:
-        return {**DEFAULT_BUDGET, "curvature": curvature.num_simulations if curvature else 0, "debiasing near the posterior": near}
-    shares = {"first rounds": 0.2, "training": 0.5, "curvature": 0.0, "debiasing": 0.15, "debiasing near the posterior": 0.15}
-    if curvature is not None:
-        shares |= {"training": 0.35, "curvature": 0.15}
-    return {stage: int(share * total) for stage, share in shares.items()}

@@ -16,7 +16,17 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_sls.blocks import block_prior, check_block, hidden, split_conditioning, typical
-from numpyro_sls.dynamics import DiscretizationBias, Point, discretization_bias, inside, langevin_step, point_at, to_delta, to_theta
+from numpyro_sls.dynamics import (
+    DiscretizationBias,
+    Point,
+    acceptance,
+    discretization_bias,
+    inside,
+    langevin_step,
+    point_at,
+    to_delta,
+    to_theta,
+)
 from numpyro_sls.fit import SLS
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.preparation import fingerprint
@@ -64,7 +74,8 @@ class SLSLangevin(MCMCKernel):
     :param refit: what SLSLangevin(fit) does with new data whose posterior leaves the region of the fit: False warns and samples
         them all the same, True fits again for them, with the settings of the fit.
     :param step_size: at the start, in posterior sds.
-    :param target_accept_prob: what the step size is adapted to during warm-up.
+    :param target_accept_prob: what the step size is adapted to during warm-up; None: 0.65, and 0.3 where the posterior leans on the
+        ends of intervals, beyond which steps are refused.
     :param fit_key: the key that the fit follows from. It is apart from the key of the run, so that a chain does not
         depend on how many others there are; another key gives another fit of the same posterior.
     :param progress_bar: whether the fit shows its progress.
@@ -105,9 +116,9 @@ class SLSLangevin(MCMCKernel):
     ):
         if num_steps < 1:
             raise ValueError(f"num_steps={num_steps} must be at least 1.")
-        if target_accept_prob is None:
-            target_accept_prob = 0.65 if adjusted else 0.95  # without rejections, steps so short that few would be
-        if not 0 < target_accept_prob < 1:
+        if target_accept_prob is None and not adjusted:
+            target_accept_prob = 0.95  # without rejections, steps so short that few would be
+        if target_accept_prob is not None and not 0 < target_accept_prob < 1:
             raise ValueError(f"target_accept_prob={target_accept_prob} must lie between 0 and 1.")
         if isinstance(model_or_fit, SLSFit) and settings:
             raise TypeError(
@@ -219,7 +230,8 @@ class SLSLangevin(MCMCKernel):
         point, accept_probs = jax.lax.scan(step, point, jax.random.split(key_steps, self._num_steps))
         accept_prob = accept_probs.mean()
         warming = state.i < self._num_warmup
-        adapted = _adapt()[1](self._target - accept_prob, state.adapt_state)
+        target = acceptance(data) if self._target is None else self._target
+        adapted = _adapt()[1](target - accept_prob, state.adapt_state)
         adapt_state = jax.tree.map(lambda new, old: jnp.where(warming, new, old), adapted, state.adapt_state)
         last = state.i == self._num_warmup - 1
         step_size = jnp.where(warming, jnp.minimum(jnp.exp(jnp.where(last, adapted[1], adapted[0])), MAX_STEP_SIZE), state.step_size)
@@ -291,7 +303,9 @@ class SLSLangevin(MCMCKernel):
             delta = 2.0 * jax.random.normal(key_start, (parameters.dim,))
             if self._annealed:
                 delta = to_delta(data, posterior.unit.proposal.sample(key_start, 1)[0])
-            delta = jnp.where(posterior.possible(to_theta(data, delta), data), delta, 0.0)
+            # A start that is not possible goes towards the middle, and not quite to the end of what is.
+            possible = posterior.possible(to_theta(data, delta), data)
+            delta = jnp.where(possible, delta, SHY * inside(posterior, data, delta))
         else:
             delta = to_delta(data, parameters.flatten(init_params))
         was_outside = posterior.outside(to_theta(data, delta), data)
@@ -318,6 +332,7 @@ class SLSLangevin(MCMCKernel):
 
 
 MAX_STEP_SIZE = 2.0
+SHY = 0.9
 
 
 def _compile_start(start: Callable) -> tuple[Callable, Callable]:

@@ -14,14 +14,15 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
 
-from numpyro_sls.dynamics import inside, langevin_step, point_at, to_delta, to_theta
+from numpyro_sls.chart import Chart
+from numpyro_sls.dynamics import acceptance, inside, langevin_step, point_at, to_delta, to_theta
 from numpyro_sls.score import DataTerms, Local, Mode, PosteriorScore, UnitScore
 
-__all__ = ["MeanSums", "affine_terms", "around_draws", "draw_posterior", "make_mean_sums", "solve_mean"]
+__all__ = ["MeanSums", "affine_terms", "around_draws", "draw_posterior", "first_places", "make_mean_sums", "solve_mean"]
 
 NUM_CHAINS, NUM_KEPT = 128, 16
 NUM_STEPS = 400  # of a turn's chains, which go on where those of the turn before ended
-TARGET, RATE = 0.6, 0.1  # of the steps' acceptance, and how fast their size follows it
+RATE = 0.1  # how fast the size of the steps follows their acceptance
 SMALLEST = 1e-7  # eigenvalue of the terms, relative to their size, that single precision resolves
 
 
@@ -30,6 +31,7 @@ def draw_posterior(
 ) -> Float[Array, "k d"]:
     """Draws of theta from many short chains, the later states of each; the last chains' ends come last."""
     key_start, key_run = jax.random.split(rng_key)
+    start = first_places(key_start, data) if start is None else start
 
     def chain(key, theta):
         point = point_at(posterior, data, inside(posterior, data, to_delta(data, theta)))
@@ -37,14 +39,17 @@ def draw_posterior(
         def step(carry, key):
             point, log_size = carry
             point, accept_prob = langevin_step(key, point, jnp.exp(log_size), posterior, data)
-            return (point, log_size + RATE * (accept_prob - TARGET)), to_theta(data, point.delta)
+            return (point, log_size + RATE * (accept_prob - acceptance(data))), to_theta(data, point.delta)
 
         return jax.lax.scan(step, (point, jnp.log(0.3)), jax.random.split(key, NUM_STEPS))[1][NUM_STEPS // 2 :: NUM_STEPS // 2 // NUM_KEPT]
 
-    if start is None:
-        start = data.mode + jax.random.normal(key_start, (NUM_CHAINS, data.mode.shape[0])) @ data.factor.T
     draws = jax.vmap(chain)(jax.random.split(key_run, len(start)), start)  # (c, k, d)
     return draws.transpose(1, 0, 2).reshape(-1, data.mode.shape[0])
+
+
+def first_places(rng_key: Array, data: DataTerms) -> Float[Array, "c d"]:
+    """Where chains start that do not go on from others."""
+    return data.mode + jax.random.normal(rng_key, (NUM_CHAINS, data.mode.shape[0])) @ data.factor.T
 
 
 def around_draws(posterior: PosteriorScore, data: DataTerms, theta: Float[Array, "k d"]) -> tuple[DataTerms, Mode]:
@@ -61,7 +66,9 @@ def around_draws(posterior: PosteriorScore, data: DataTerms, theta: Float[Array,
     middle = layout.theta(jax.vmap(layout.values)(theta).mean(0))
     outside = jax.vmap(posterior.outside, (0, None))(theta, data).mean()
     mode = Mode(middle, _moments(theta)[1], unit.proposal.whiten(middle), _moments(eta)[1], jnp.zeros(()), outside)
-    return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor)), mode
+    values, spread = _moments(jax.vmap(layout.values)(theta))
+    chart = Chart(values, spread, jnp.linalg.inv(spread), layout.low, layout.width)
+    return data._replace(local=local, mode=mode.theta, factor=mode.factor, inverse=jnp.linalg.inv(mode.factor), chart=chart), mode
 
 
 def _moments(draws: Float[Array, "k d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

@@ -1,5 +1,6 @@
 """One round of learning: the score of a unit under a proposal, its curvature, and its mean over the whole region."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,10 +14,12 @@ import numpy as np
 from numpyro_sls.boundary import BoundaryWeight
 from numpyro_sls.focus import Focus, FocusTerms, focused, make_focus, out_of_reach
 from numpyro_sls.inputs import Standardizer, make_layout, make_standardizer
+from numpyro_sls.networks import SeparablePotential
 from numpyro_sls.objectives import CurvaturePenalty, blend_loss, curvature_loss, joint_weights
 from numpyro_sls.proposal import Proposal
 from numpyro_sls.score import LearnedScore, UnitScore
 from numpyro_sls.simulate import Batch, Simulator
+from numpyro_sls.start import MOST, NUM_FOLDS, choose, make_start_sums
 from numpyro_sls.training import CHUNK, LossCurve, Speed, Trainer, Training, make_trainer, measure_speed, train
 
 __all__ = ["Learner", "ScoreContext", "curvature_training"]
@@ -34,6 +37,7 @@ class ScoreContext(NamedTuple):
 
 
 HELD_OUT_THETAS = 256
+START_WORK, START_MEMORY = 3e11, 10_000_000  # multiplications for the first weights at most, and numbers held at once
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 
 
@@ -80,9 +84,62 @@ class Learner:
         context, weights = self.prepare(key_init, pilot, proposal)
         context = context._replace(table=table, focus=self._proposal_focus(key_source, proposal, stage, pilot))
         held_out = held_out if context.focus is None else focused(key_source, held_out, context.focus, held_out.ok.shape[1])
+        weights = weights if table is None else self.start(weights, context, table)
         weights, curve = self.train(self._score_trainer, key_train, weights, held_out, context, num_steps, stage)
         self.count_stream(stage, table, curve, self.training.num_thetas * self.num_simulated_per_theta)
         return UnitScore(weights, proposal, context.standardizer, None), curve
+
+    def start(self, weights: Any, context: ScoreContext, table: Batch) -> Any:
+        """First weights solved for on the table, where the network has such."""
+        network, d = self.learned.network.solvable, context.proposal.dim
+        if network is None or self.matched > 1 or self.boundary is not None:
+            return weights
+        batch = table if context.focus is None else table._replace(weight=table.weight * context.focus.weight(table.x))
+        own = weights[0] if isinstance(weights, list) else weights
+        f, groups = network.groups(own, context.standardizer(table.x[0]), d)
+        sizes = np.cumsum([len(a) * len(b) for a, b in groups])
+        groups = groups[: max(1, int(np.sum(sizes <= MOST)))]
+        num, m = int(sum(len(a) * len(b) for a, b in groups)), table.x.shape[1]
+        per_fold = min(len(table.theta), max(NUM_FOLDS, int(START_WORK / (m * d * num**2)))) // NUM_FOLDS
+        size = min(per_fold, max(1, START_MEMORY // (m * d * num)))
+        sums_fn, folds = self._start_sums(network, groups), []
+        for i in range(NUM_FOLDS):
+            rows = [
+                jax.tree.map(lambda a, at=at: a[at : at + size], batch) for at in range(i * per_fold, (i + 1) * per_fold - size + 1, size)
+            ]
+            parts = [sums_fn(r, (own, context)) for r in rows]
+            folds.append(jax.tree.map(lambda *a: np.sum([np.asarray(b, float) for b in a], axis=0) / size / len(a), *parts))
+        shape = (f.shape[1], network.derivatives(own, jnp.zeros(d), jnp.ones(d))[1].shape[0])
+        solved = jnp.asarray(choose(folds, groups, shape).solved, f.dtype)
+        return self.learned.network.start_from(weights, solved)
+
+    def _start_sums(self, network: SeparablePotential, groups: list[tuple[np.ndarray, np.ndarray]]) -> Callable:
+        # The groups follow from how many numbers a unit has: compiled once, they serve every round.
+        if len(groups) not in self._compiled_starts:
+            self._compiled_starts[len(groups)] = make_start_sums(self._start_terms(network, groups))
+        return self._compiled_starts[len(groups)]
+
+    @cached_property
+    def _compiled_starts(self) -> dict[int, Callable]:
+        return {}
+
+    def _start_terms(self, network: SeparablePotential, groups: list[tuple[np.ndarray, np.ndarray]]) -> Callable:
+        """Of the units at one theta, what their loss is made of."""
+        a, b = (
+            np.concatenate(parts)
+            for parts in zip(*[[g.ravel() for g in np.meshgrid(*pair, indexing="ij")] for pair in groups], strict=True)
+        )
+
+        def terms(row: Batch, context: tuple[Any, ScoreContext]):
+            own, terms = context
+            eta, w = terms.proposal.whiten(row.theta), terms.joint_weights
+            first, second = network.derivatives(own, eta, 1 - w)
+            f, _ = network.groups(own, terms.standardizer(row.x), terms.proposal.dim)
+            g = f[:, a, None] * first.T[b]
+            target = w * terms.proposal.score_in_eta(row.theta, row.joint_score) + (1 - w) * eta
+            return g, target, f[:, a] * second[b], row.weight / row.weight.shape[0]
+
+        return terms
 
     def speed(self, rng_key: Array, unit: UnitScore) -> Speed:
         """How fast the score trains on a stream; its simulations are entered as diagnosis."""

@@ -19,7 +19,7 @@ from numpyro_sls.units import Units
 
 __all__ = ["Localization", "Localized", "LocalizedMode", "Resemblance", "localize"]
 
-METHODS = ("gauss-newton", "adam", "search")
+METHODS = ("gauss-newton", "adam", "search", "rounds")
 MIN_POPULATION = 32
 
 
@@ -29,7 +29,8 @@ class Localization:
 
     :param num_starts: restarts B, each with a latent draw of its own.
     :param method: "gauss-newton", "adam" (the paper) or "search" (no derivative); None: Gauss-Newton where the simulator has
-        a derivative in every parameter, else the search.
+        a derivative in every parameter, else the search. "rounds" does not search: short rounds of learning begin with the prior,
+        each around the posterior of the one before, which spends least where only some thousand simulations are to be had.
     :param num_units: units simulated in the last comparisons; None: four times the data, at most 4096. With
         ``units="whole"`` it is data sets, whose summaries are averaged; None: 8.
     :param num_steps: steps of the coarse and of the fine descent; None: 24 and 28, for Adam 300 and 100.

@@ -8,7 +8,7 @@ from jaxtyping import Float
 import numpy as np
 import optax
 
-from numpyro_sls.networks import MLP
+from numpyro_sls.perceptron import MLP
 
 __all__ = ["c2st", "coverage", "interval_width", "ks", "mmd", "w1"]
 

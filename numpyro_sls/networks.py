@@ -1,6 +1,5 @@
 """Score networks on one unit: s(theta, x) and its divergence, many x sharing one theta."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +11,9 @@ from jaxtyping import Float
 import numpy as np
 
 from numpyro_sls.inputs import NUM_VIEWS, Layout
+from numpyro_sls.perceptron import MLP, forward_laplacian, hidden_layer
 
-__all__ = ["MOST_QUADRATIC", "MLP", "Ensemble", "MLPScore", "Network", "ScoreTerms", "SeparablePotential", "products"]
+__all__ = ["MOST_QUADRATIC", "Ensemble", "MLPScore", "Network", "ScoreTerms", "SeparablePotential", "products"]
 
 Weights = Any  # a pytree of arrays, as flax makes them
 
@@ -31,21 +31,6 @@ class Curvature(NamedTuple):
     mean: Float[Array, " d"]
     outer: Float[Array, "d d"]
     jacobian: Float[Array, "d d"]
-
-
-class MLP(nn.Module):
-    """A plain multilayer perceptron."""
-
-    num_outputs: int
-    width: int
-    depth: int
-    activation: Callable[[Array], Array]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for _ in range(self.depth):
-            x = self.activation(nn.Dense(self.width)(x))
-        return nn.Dense(self.num_outputs)(x)
 
 
 class Network:
@@ -95,6 +80,15 @@ class Network:
 
     def with_layout(self, weights: Weights, layout: Layout) -> Weights:
         """First weights that know the parameters' own values, if the network can use them."""
+        return weights
+
+    @property
+    def solvable(self) -> "SeparablePotential | None":
+        """The network whose first weights can be solved for, if this is one or made of such."""
+        return None
+
+    def start_from(self, weights: Weights, solved: Float[Array, "r k"]) -> Weights:
+        """First weights from what was solved for."""
         return weights
 
 
@@ -149,6 +143,10 @@ class SeparablePotential(Network):
     def with_layout(self, weights: Weights, layout: Layout) -> Weights:
         return {**weights, "layout": layout}
 
+    @property
+    def solvable(self) -> "SeparablePotential":
+        return self
+
     def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
         """c(x): what the score keeps of a unit."""
         x = _embed(self.embedding, weights, x)
@@ -166,26 +164,54 @@ class SeparablePotential(Network):
         return jnp.concatenate([*parts, products(values)] if self._num_products(theta.shape[0]) else parts)
 
     def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
-        d = theta.shape[0]
-        c = self.summary(weights, x, d)
-        if "layout" in weights:
+        values, slope, bent = self._seen(weights, theta, along)
+        learnt = forward_laplacian(weights["phi"], (values, slope.T, bent), along if along.ndim == 1 else None)
+        given = self.derivatives(weights, theta, along)
+        first, second = (jnp.concatenate(pair, axis=-1) for pair in zip(learnt, given, strict=True))
+        c = self.summary(weights, x, theta.shape[0])
+        return ScoreTerms(c @ first.T, c @ second if along.ndim == 1 else jnp.sum(along * (c @ second.T), axis=1))
+
+    def derivatives(self, weights: Weights, theta: Float[Array, " d"], along: Array) -> tuple[Float[Array, "d k"], Array]:
+        """Of the part of phi that is not learnt: first derivatives, and sum_j a_j d_jj, (k,), or for weights that depend on x each d_jj, (d, k)."""
+        values, slope, bent = self._seen(weights, theta, along)
+        if not self._num_products(theta.shape[0]):
+            return slope.T, bent
+        change = bent if along.ndim > 1 else self._seen(weights, theta, along[None])[2]
+        i, j = np.triu_indices(theta.shape[0])
+        half = jnp.where(i == j, 0.5, 1.0)
+        first = half * (values[i] * slope[j].T + values[j] * slope[i].T)
+        # d_aa of v_i v_j is 2 d_a v_i d_a v_j + v_i d_aa v_j + v_j d_aa v_i
+        pure = half * (2 * (slope[i] * slope[j]).T + values[i] * change[:, j] + values[j] * change[:, i])
+        second = along @ pure if along.ndim == 1 else pure
+        return jnp.concatenate([slope.T, first], axis=1), jnp.concatenate([bent, second], axis=-1)
+
+    def _seen(self, weights: Weights, theta: Float[Array, " d"], along: Array) -> tuple[Array, Float[Array, "d d"], Array]:
+        """The values that phi sees, their first derivatives and, as in `derivatives`, their second ones."""
+        if "layout" not in weights:
+            values, slope, change = theta, jnp.eye(theta.shape[0]), jnp.zeros((theta.shape[0],) * 2)
+        else:
             layout = jax.lax.stop_gradient(weights["layout"])
             values, (slope, change) = layout(theta), layout.derivatives(theta)
-        else:
-            values, slope, change = theta, jnp.eye(d), jnp.zeros((d, d))
-        bent = along @ change.T if along.ndim == 1 else change.T
-        first, second = forward_laplacian(weights["phi"], (values, slope.T, bent), along if along.ndim == 1 else None)
-        firsts, seconds = [first, slope.T], [second, bent]
-        if self._num_products(d):
-            i, j = np.triu_indices(d)
-            half = jnp.where(i == j, 0.5, 1.0)
-            firsts.append(half * (values[i] * slope[j].T + values[j] * slope[i].T))
-            # d_aa of v_i v_j is 2 d_a v_i d_a v_j + v_i d_aa v_j + v_j d_aa v_i
-            pure = half * (2 * (slope[i] * slope[j]).T + values[i] * change[j].T + values[j] * change[i].T)
-            seconds.append(along @ pure if along.ndim == 1 else pure)
-        score = c @ jnp.concatenate(firsts, axis=1).T
-        second = jnp.concatenate(seconds, axis=-1)
-        return ScoreTerms(score, c @ second if along.ndim == 1 else jnp.sum(along * (c @ second.T), axis=1))
+        return values, slope, along @ change.T if along.ndim == 1 else change.T
+
+    def groups(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> tuple[Float[Array, "m r"], list[tuple[np.ndarray, np.ndarray]]]:
+        """Inputs with a constant in front, and nested groups of (inputs, entries of phi) whose coefficients can be solved for."""
+        z = _embed(self.embedding, weights, x)
+        num = z.shape[1] if self.embedding is not None else z.shape[1] // NUM_VIEWS
+        one, linear, others = np.arange(1), 1 + np.arange(num), 1 + np.arange(num, z.shape[1])
+        values, given = np.arange(dim), np.arange(dim + self._num_products(dim))
+        parts = [(one, given), (linear, values), (others, values), (linear, given[dim:])]
+        f = jnp.concatenate([jnp.ones_like(z[:, :1]), z], axis=1)
+        return f, [(a, b) for a, b in parts if len(a) and len(b)]
+
+    def start_from(self, weights: Weights, solved: Float[Array, "r k"]) -> Weights:
+        """First weights with these coefficients of the inputs, a constant before them, and nothing learnt beyond."""
+        last = f"Dense_{self.depth}"
+        c = weights["c"]["params"]
+        none = jnp.zeros((solved.shape[0], self.num_features))
+        both = jnp.concatenate([none, solved], axis=1)
+        last_layer = {"kernel": jnp.zeros_like(c[last]["kernel"]), "bias": both[0]}
+        return {**weights, "skip": both[1:], "c": {"params": {**c, last: last_layer}}}
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return self.summary(weights, x, theta.shape[0]) @ jax.jacfwd(lambda t: self.basis(weights, t))(theta)
@@ -290,6 +316,13 @@ class Ensemble(Network):
     def with_layout(self, weights: Weights, layout: Layout) -> Weights:
         return [self.network.with_layout(w, layout) for w in weights]
 
+    @property
+    def solvable(self) -> SeparablePotential | None:
+        return self.network.solvable
+
+    def start_from(self, weights: Weights, solved: Float[Array, "r k"]) -> Weights:
+        return [self.network.start_from(w, solved) for w in weights]
+
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
         return jnp.stack([self.network.score(w, theta, x) for w in weights]).mean(0)
 
@@ -310,34 +343,6 @@ def products(theta: Float[Array, " d"]) -> Float[Array, " q"]:
     """theta_i theta_j for i < j, and theta_j^2 / 2."""
     i, j = np.triu_indices(theta.shape[0])
     return jnp.where(i == j, 0.5, 1.0) * theta[i] * theta[j]
-
-
-def hidden_layer(weights: Weights, x: Float[Array, "m q"], activation: Callable[[Array], Array]) -> Float[Array, "m w"]:
-    """What the last layer of a perceptron sees."""
-    layers = [weights["params"][f"Dense_{i}"] for i in range(len(weights["params"]))]
-    for layer in layers[:-1]:
-        x = activation(x @ layer["kernel"] + layer["bias"])
-    return x
-
-
-def forward_laplacian(weights: Weights, start: tuple[Array, Array, Array], along: Float[Array, " d"] | None) -> tuple[Array, Array]:
-    """First derivatives, (d, k), of a tanh perceptron, and sum_j a_j d_jj of it, (k,), in one pass forward.
-
-    It starts from the values that the perceptron sees, their Jacobian (d, q) and their Laplacian, (q,). Each layer carries its Jacobian J and its Laplacian L: L of h(a) is h''(a) sum_j a_j (d_j a)^2 + h'(a) L(a).
-    Without ``along``, every pure second derivative by itself, (d, k).
-    """
-    layers = [weights["params"][f"Dense_{i}"] for i in range(len(weights["params"]))]
-    value, first, second = start
-    for i, layer in enumerate(layers):
-        value = value @ layer["kernel"] + layer["bias"]
-        first, second = first @ layer["kernel"], second @ layer["kernel"]
-        if i < len(layers) - 1:
-            value = jnp.tanh(value)
-            slope = 1 - value**2
-            squares = along @ first**2 if along is not None else first**2
-            second = slope * (second - 2 * value * squares)
-            first = slope * first
-    return first, second
 
 
 def _init_embedding(embedding: nn.Module | None, rng_key: Array, num_inputs: int) -> tuple[dict, int]:

@@ -11,13 +11,25 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
 
+from numpyro_sls.chart import Chart
 from numpyro_sls.debias import MeanNetwork
 from numpyro_sls.inputs import Layout, Standardizer
 from numpyro_sls.marginals import Marginals
 from numpyro_sls.networks import MOST_QUADRATIC, Network, products
 from numpyro_sls.proposal import Proposal
 
-__all__ = ["DataTerms", "LearnedScore", "Local", "Mode", "PosteriorScore", "UnitScore", "find_mode", "local_log_likelihood", "no_local"]
+__all__ = [
+    "Chart",
+    "DataTerms",
+    "LearnedScore",
+    "Local",
+    "Mode",
+    "PosteriorScore",
+    "UnitScore",
+    "find_mode",
+    "local_log_likelihood",
+    "no_local",
+]
 
 
 class UnitScore(NamedTuple):
@@ -97,6 +109,7 @@ class DataTerms(NamedTuple):
     high: Float[Array, " d"]
     radius: Float[Array, ""]  # of the trained region, in eta
     wall: Float[Array, ""]  # how steeply the potential rises outside it
+    chart: Chart | None = None  # in which the sampler moves instead, where the posterior leans on the ends of intervals
 
 
 @dataclass(frozen=True, eq=False)

@@ -189,6 +189,9 @@ def train(
     state = trainer.init(weights)
     best, best_loss, best_at = weights, np.inf, -1
     curve, tally, outcome = [], 0, "ran its full length"
+    if patience is not None:  # on a table the first weights compete: they may have been solved for
+        best_loss = float(trainer.evaluate(weights, held_out, context))
+        curve.append((best_loss, best_loss))
     bar = tqdm(range(num_chunks), desc=description, disable=not progress(progress_bar))
     for i in bar:
         key = jax.random.fold_in(rng_key, i)
@@ -207,7 +210,9 @@ def train(
             break
     bar.close()
     losses, held_out_losses = np.array(curve).T
-    return best, LossCurve(CHUNK * np.arange(1, len(curve) + 1), losses, held_out_losses, best_at, outcome, tally)
+    first = int(patience is None)
+    steps = CHUNK * np.arange(first, len(curve) + first)
+    return best, LossCurve(steps, losses, held_out_losses, best_at + 1 - first, outcome, tally)
 
 
 def progress(asked: bool) -> bool:

@@ -12,7 +12,7 @@ import jax  # noqa: E402
 from jax import random  # noqa: E402
 import pytest  # noqa: E402
 
-from numpyro_sls import SLS, MLPScore, Training, load_fit, save_fit  # noqa: E402
+from numpyro_sls import SLS, Debias, MLPScore, Training, load_fit, save_fit  # noqa: E402
 from tests.cases import CASES  # noqa: E402
 
 hook.uninstall()
@@ -80,7 +80,7 @@ def table_fit(location_data, tmp_path_factory):
 @pytest.fixture(scope="session")
 def mlp_fit(location_data, tmp_path_factory):
     """A network without a potential."""
-    sls = SLS(CASES["location_scale"].model, network=MLPScore(), training=Training(num_simulations=60_000))
+    sls = SLS(CASES["location_scale"].model, network=MLPScore(), debias=Debias(near=False), training=Training(num_simulations=60_000))
     return _shared(tmp_path_factory, "mlp", sls, location_data)
 
 

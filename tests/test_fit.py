@@ -102,7 +102,7 @@ def test_failed_simulations_are_counted():
             numpyro.sample("x", Simulated(jnp.where(z > 2.0, jnp.nan, loc + z)), obs=x)
 
     x = 1 + random.normal(random.key(0), (50,)).clip(-1.8, 1.8)  # within reach of the model
-    fit = SLS(model, localization=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
+    fit = SLS(model, localization=None, debias=None, training=Training(num_simulations=60_000)).run(random.key(0), x, progress_bar=False)
     spent = fit.simulations["training"]
     assert abs(spent.num_failed / spent.num - 0.0228) < 5 * np.sqrt(0.0228 / spent.num)
 

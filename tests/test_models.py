@@ -7,7 +7,7 @@ import numpy as np
 from numpyro import handlers
 import pytest
 
-from numpyro_sls.model import trace_model
+from numpyro_sls import SLS
 from numpyro_sls.models import drift_diffusion, epidemic, gnk, mrna, queue
 
 QUEUE = {"theta1": queue.TRUTH["theta1"], "width": queue.TRUTH["theta2"] - queue.TRUTH["theta1"], "theta3": queue.TRUTH["theta3"]}
@@ -38,7 +38,7 @@ def test_model_simulates_its_data(module, truth, n):
 
 def test_epidemic_is_one_whole():
     s = epidemic.simulate_data(random.key(0))
-    traced = trace_model(epidemic.model, (s,), **epidemic.SETTINGS)
+    traced = SLS(epidemic.model, **epidemic.SETTINGS).trace((s,), {})
     assert traced.unit_plate is None
     assert traced.parameters == ("log_beta",)
     theta = {"log_beta": jnp.log(epidemic.TRUTH[5])}
