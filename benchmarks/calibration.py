@@ -12,7 +12,7 @@ from jax import random
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.structure import fitted
+from benchmarks.common import fitted
 from numpyro_sls import calibrate, plots
 from numpyro_sls.models import monotone, queue
 from tests.cases import CASES

@@ -1,14 +1,10 @@
 """What the structured score is worth, against exact scores and posteriors.
 
-python -m benchmarks.structure variants monotone queue gnk drift_diffusion dirichlet beta_binomial [--seeds 0 1] [--data ../shared/data]
+python -m benchmarks.structure variants dirichlet beta_binomial [--seeds 0 1]
 
-Rows go to benchmarks/results/structure.jsonl; --picture draws the variants from there into docs/variants.png and prints their table."""
+Rows go to benchmarks/results/; --picture draws the variants from there into docs/variants.png and prints their table."""
 
 import argparse
-import json
-from pathlib import Path
-import time
-import warnings
 
 import jax
 from jax import random
@@ -16,113 +12,16 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.distributions import biject_to, constraints
-from numpyro.infer import MCMC
 
-from numpyro_sls import SLS, CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, SLSLangevin, Training
-from numpyro_sls.metrics import ks, w1
-from numpyro_sls.models import beta_binomial, dirichlet, drift_diffusion, gnk, monotone, queue
-
-RESULTS = Path("benchmarks/results/structure.jsonl")
-GRID = jnp.linspace(0, 1, 101)
-
-
-def fitted(model, key, *args, **settings) -> tuple[SLSFit, dict]:
-    """A fit without its warnings, and what it cost."""
-    start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit = SLS(model, **settings).run(key, *args, progress_bar=False)
-    units = sum(s.num for s in fit.simulations.values())
-    cost = {"seconds": time.perf_counter() - start, "units": units, "data sets": units / fit.units.num_units}
-    return fit, cost | {"warned": [str(w.message)[:80] for w in caught if "trusted" in str(w.message)]}
-
-
-def sampled(fit: SLSFit, *args, num_samples: int = 1000, num_chains: int = 8, **settings) -> tuple[dict, float]:
-    """Posterior draws and the share outside the region."""
-    kernel = SLSLangevin(fit, **settings)
-    mcmc = MCMC(kernel, num_warmup=500, num_samples=num_samples, num_chains=num_chains, chain_method="vectorized", progress_bar=False)
-    mcmc.run(random.key(1), *args)
-    return {k: np.asarray(v) for k, v in mcmc.get_samples().items()}, float(mcmc.get_extra_fields()["diverging"].mean())
+from benchmarks.common import fitted, rows, save
+from numpyro_sls import CurvaturePenalty, Debias, FromRestarts, MLPScore, SeparablePotential, SLSFit, Training
+from numpyro_sls.models import beta_binomial, dirichlet, monotone
 
 
 def monotone_log_likelihood(params, x):
     """Of every row (y, D_1, ..., D_10); D_0 is 1."""
     design = jnp.concatenate([jnp.ones((len(x), 1)), x[:, 1:]], axis=1)
     return -0.5 * ((x[:, 0] - design @ params["theta"]) / monotone.NOISE) ** 2
-
-
-def run_monotone(options) -> None:
-    """The regression as a black box, against Gibbs."""
-    for seed in options.seeds:
-        xy = monotone.simulate_data(random.key(100 + seed))
-        exact = np.asarray(monotone.exact_posterior(random.key(2), xy))
-        settings = {**monotone.SETTINGS, "target": "implicit"}
-        if options.simulations:
-            settings["training"] = Training(num_simulations=options.simulations, num_per_theta=64)
-        fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
-        draws, outside = sampled(fit, xy, num_steps=16, num_chains=32)
-        basis = np.asarray(monotone.features(GRID)).T
-        ours, theirs = draws["theta"] @ basis, exact @ basis
-        distance = w1(ours, theirs) * theirs.std(0)  # in the curve's own units
-        save("monotone", seed=seed, ks=float(ks(ours, theirs).mean()), w1=float(distance.mean()), outside=outside, **cost)
-
-
-def run_queue(options) -> None:
-    """Widths, errors and coverage on the five reference data sets."""
-    reference = np.load(options.data / "mg1/exact_posteriors.npz")
-    truth = np.array([1.0, 5.0, 0.2])
-    for i in range(5):
-        x = jnp.asarray(reference["x"][i], jnp.float32)
-        for name, settings in {"single": queue.SETTINGS, "n-model, weight on theta1": queue.WHOLE}.items():
-            if name not in options.variants:
-                continue
-            fit, cost = fitted(queue.model, random.key(0), x, **settings)
-            draws, outside = sampled(fit, x)
-            ours = np.stack([draws[k] for k in ("theta1", "theta2", "theta3")], axis=1)
-            low, high = np.quantile(ours, [0.025, 0.975], axis=0)
-            save(
-                "queue",
-                seed=i,
-                variant=name,
-                width=(high - low).tolist(),
-                error=np.abs(ours.mean(0) - truth).tolist(),
-                covered=((low <= truth) & (truth <= high)).tolist(),
-                shift_from_exact=(ours.mean(0) - reference["posterior"][i].mean(0)).tolist(),
-                outside=outside,
-                **cost,
-            )
-
-
-def run_gnk(options) -> None:
-    """W1 of every marginal on the real returns, in exact sds, with and without weights in x."""
-    x = np.genfromtxt(options.data / "gnk/fx_log_returns_1.csv", delimiter=",", dtype=np.float32).ravel()
-    x = jnp.asarray(x[np.isfinite(x)])
-    exact = np.load(options.data / "gnk/exact_posterior_1.npz")["posterior"]
-    for seed in options.seeds:
-        for name, settings in {"single": gnk.SETTINGS, "no weights": {**gnk.SETTINGS, "focus": None}}.items():
-            if name in options.variants:
-                against("gnk", gnk.model, x, exact, "abgk", seed, name, settings)
-
-
-def run_drift_diffusion(options) -> None:
-    """The same on the reaction times of one subject."""
-    x = jnp.asarray(np.genfromtxt(options.data / "ddm/subject_0.csv", delimiter=",", skip_header=1, dtype=np.float32))
-    exact = np.load(options.data / "ddm/exact_posterior_subject_0.npz")["posterior"]
-    for seed in options.seeds:
-        against("drift_diffusion", drift_diffusion.model, x, exact, "vazt", seed, "single", drift_diffusion.SETTINGS)
-
-
-def against(task: str, model, x, exact: np.ndarray, names: str, seed: int, variant: str, settings: dict) -> None:
-    """Fit, sample, and save how far every marginal is from exact draws."""
-    fit, cost = fitted(model, random.key(seed), x, **settings)
-    draws, outside = sampled(fit, x)
-    ours = np.stack([draws[k] for k in names], axis=1)
-    distances = {
-        "w1": w1(ours, exact),
-        "shift": (ours.mean(0) - exact.mean(0)) / exact.std(0),
-        "sd_ratio": ours.std(0) / exact.std(0),
-    }
-    save(task, seed=seed, variant=variant, **{k: v.tolist() for k, v in distances.items()}, outside=outside, **cost)
 
 
 PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}
@@ -165,7 +64,7 @@ def run_variants(options) -> None:
         xy = monotone.simulate_data(random.key(100 + seed))
         draws = {"theta": monotone.exact_posterior(random.key(2), xy)}
         for name, settings in variants(options.simulations or 4_000_000).items():
-            if options.variants != ["single"] and name not in options.variants:
+            if options.variants and name not in options.variants:
                 continue
             fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
             e = fit.errors(monotone_log_likelihood, random.key(9), draws, num_thetas=200)
@@ -249,22 +148,12 @@ def _binomial_error(fit: SLSFit, truth: float) -> float:
     return float(error.mean() / size.mean())
 
 
-def save(task: str, **row) -> None:
-    """Append a row and show it."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps({"task": task, **row}) + "\n")
-    print(task, row, flush=True)
-
-
 LOSSES = {"loss-1": "one row", "loss-n": "1000 rows", "loss-n-posterior": "the data, over the posterior"}
 
 
 def picture() -> None:
     """The losses of the variants, averaged over seeds: a table on the screen and a figure in docs/."""
-    with RESULTS.open() as file:
-        rows = [row for row in map(json.loads, file) if row["task"] == "variants"]
-    latest = {(row["variant"], row["seed"]): row for row in rows}
+    latest = {(row["variant"], row["seed"]): row for row in rows("variants")}
     names = [name for name in variants(1) if any(name == key[0] for key in latest)]
     mean = {(name, k): np.mean([row[k] for key, row in latest.items() if key[0] == name]) for name in names for k in LOSSES}
     print("| model | " + " | ".join(LOSSES.values()) + " | units simulated |\n|---|" + "---|" * (len(LOSSES) + 1))
@@ -284,10 +173,6 @@ def picture() -> None:
 
 TASKS = {
     "variants": run_variants,
-    "monotone": run_monotone,
-    "queue": run_queue,
-    "gnk": run_gnk,
-    "drift_diffusion": run_drift_diffusion,
     "dirichlet": run_dirichlet,
     "beta_binomial": run_beta_binomial,
 }
@@ -299,9 +184,8 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--simulations", type=int, default=None, help="units for monotone and variants")
-    parser.add_argument("--variants", nargs="*", default=["single"], help="for variants, queue and gnk: which settings")
+    parser.add_argument("--variants", nargs="*", default=[], help="which of them; none: all")
     parser.add_argument("--picture", action="store_true", help="draw the variants from the results, run nothing")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     options = parser.parse_args()
     if options.picture:
         return picture()
