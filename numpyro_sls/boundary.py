@@ -67,7 +67,7 @@ class BoundaryWeight:
 
     def bounds(self, x: Float[Array, "m p"], dim: int) -> tuple[Float[Array, "m d"], Float[Array, "m d"]]:
         """Of theta, given each unit by itself."""
-        low, high = jnp.full((x.shape[0], dim), -jnp.inf), jnp.full((x.shape[0], dim), jnp.inf)
+        low, high = jnp.full((x.shape[0], dim), -jnp.inf, float), jnp.full((x.shape[0], dim), jnp.inf, float)
         for j, fn in self.stated:
             at_low, at_high = jax.vmap(fn)(x)
             low, high = low.at[:, j].set(at_low), high.at[:, j].set(at_high)

@@ -262,8 +262,8 @@ class Conditioner:
         key_edges, key_sums = jax.random.split(rng_key)
         widths = [_readout_width(data)] if focus is None or focus.spread == 0 else [_readout_width(data), jnp.ones(())]
         context, size = LocalContext(unit, jnp.zeros(unit.proposal.dim), focus, data), LARGE[0] * LARGE[1]
-        theta = data.mode + jax.random.normal(key_edges, (LARGE[0], unit.proposal.dim)) @ data.factor.T
-        first = self.learner.simulate(key_edges, theta, EDGE_UNITS // LARGE[0], jnp.zeros(()) if focus is None else focus.spread)
+        theta = data.mode + jax.random.normal(key_edges, (FOCUS_THETAS, unit.proposal.dim)) @ data.factor.T
+        first = self.learner.simulate(key_edges, theta, EDGE_UNITS // FOCUS_THETAS, jnp.zeros(()) if focus is None else focus.spread)
         blank = no_marginals(self._num_columns, unit.proposal.dim)
         blank = make_edges(first.x[first.ok][:, : self._num_columns], first.weight[first.ok], blank)
         sums, failed = None, int((~first.ok).sum())

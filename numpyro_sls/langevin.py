@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array
+from jax.custom_batching import custom_vmap
 import jax.numpy as jnp
 from jaxtyping import Float
 import numpy as np
@@ -29,6 +30,7 @@ from numpyro_sls.dynamics import (
 )
 from numpyro_sls.fit import SLS
 from numpyro_sls.fitted import SLSFit
+from numpyro_sls.notices import MAX_DRAWS_OUTSIDE, warn_of_draws
 from numpyro_sls.preparation import fingerprint
 from numpyro_sls.proposal import Proposal
 from numpyro_sls.score import FARTHEST, DataTerms, PosteriorScore
@@ -181,8 +183,12 @@ class SLSLangevin(MCMCKernel):
             self._compiled_for_any_data = True
         posterior = self._posterior(split_conditioning(model_kwargs)[1])
         if is_prng_key(state.rng_key):
-            return self._sample(posterior, state)
-        return jax.vmap(partial(self._sample, posterior), in_axes=(_BY_CHAIN,), out_axes=_BY_CHAIN)(state)
+            state = self._sample(posterior, state)
+        else:
+            state = jax.vmap(partial(self._sample, posterior), in_axes=(_BY_CHAIN,), out_axes=_BY_CHAIN)(state)
+        count, share = jnp.ravel(state.i)[0] - self._num_warmup, state.mean_outside.mean()
+        _tell(jnp.any(count == jnp.asarray(TELL_AFTER)) & (share > MAX_DRAWS_OUTSIDE), count, share)
+        return state
 
     def discretization_bias(self, rng_key: Array, *model_args, step_size: float | None = None, **model_kwargs) -> DiscretizationBias:
         """What steps of this size would do to the draws without the Metropolis step, by step halving."""
@@ -333,6 +339,20 @@ class SLSLangevin(MCMCKernel):
 
 MAX_STEP_SIZE = 2.0
 SHY = 0.9
+TELL_AFTER = (100, 1000)  # draws of a chain after warm-up
+
+
+@custom_vmap
+def _tell(due: Array, count: Array, share: Array) -> Array:
+    """NumPyro calls nothing at the end of a run: after so many draws, say if many of them were outside the region."""
+    jax.lax.cond(due, lambda: jax.debug.callback(warn_of_draws, count, share), lambda: None)
+    return jnp.zeros(())
+
+
+@_tell.def_vmap
+def _tell_once(_, __, due: Array, count: Array, share: Array) -> tuple[Array, bool]:
+    # Under jax.vmap a cond runs both branches, for every chain: all chains speak together instead.
+    return _tell(jnp.any(due), jnp.max(count), jnp.mean(share)), False
 
 
 def _compile_start(start: Callable) -> tuple[Callable, Callable]:

@@ -63,7 +63,7 @@ class Learner:
         """What the data allow of theta, as far as it was stated."""
         d = len(self.joint_valid)
         if self.boundary is None:
-            return jnp.full(d, -jnp.inf), jnp.full(d, jnp.inf)
+            return jnp.full(d, -jnp.inf, float), jnp.full(d, jnp.inf, float)
         low, high = self.boundary.bounds(x if self.matched == 1 else x.reshape(1, -1), d)
         return low.max(0), high.min(0)
 
@@ -233,10 +233,11 @@ class Learner:
             return make_focus(pilot.x[pilot.ok], pilot.weight[pilot.ok], self.observed, num_responses, self.focus)
         num_units, spread = PILOT_UNITS if self.training.num_simulations is not None else FOCUS_UNITS, 0.0
         if self.simulator.units.traced.stretchable:
-            middle = self.simulate(rng_key, jnp.broadcast_to(centre, theta.shape), num_units // theta.shape[0])
+            # With a spread of none, and not without one: the units below are then simulated by the same program.
+            middle = self.simulate(rng_key, jnp.broadcast_to(centre, theta.shape), num_units // theta.shape[0], jnp.zeros(()))
             self.simulator.count(stage, middle.ok.size, int((~middle.ok).sum()))
             spread = SPREAD if out_of_reach(middle.x[middle.ok], self.observed, num_responses) else 0.0
-        units = self.simulate(jax.random.fold_in(rng_key, 1), theta, num_units // theta.shape[0], jnp.asarray(spread))
+        units = self.simulate(jax.random.fold_in(rng_key, 1), theta, num_units // theta.shape[0], jnp.asarray(spread, float))
         self.simulator.count(stage, units.ok.size, int((~units.ok).sum()))
         return make_focus(units.x[units.ok], units.weight[units.ok], self.observed, num_responses, self.focus, spread)
 

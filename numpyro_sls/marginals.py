@@ -78,7 +78,7 @@ def bins(edges: Float[Array, "p e"], x: Float[Array, "m q"]) -> Int[Array, "m p"
 
 def no_marginals(num_columns: int, dim: int) -> Marginals:
     """Nothing counted yet."""
-    ends = jnp.full((HALVINGS, num_columns), jnp.inf)
+    ends = jnp.full((HALVINGS, num_columns), jnp.inf, float)  # else weakly typed, and all that uses it is compiled twice
     return Marginals(jnp.zeros((num_columns, NUM_BINS - 1)), jnp.zeros((num_columns, NUM_BINS, dim)), -ends, ends)
 
 

@@ -15,10 +15,12 @@ from numpyro_sls.training import LossCurve
 from numpyro_sls.units import Units
 
 __all__ = [
+    "MAX_DRAWS_OUTSIDE",
     "MAX_OUTSIDE",
     "MAX_RATIO",
     "share_outside",
     "warn",
+    "warn_of_draws",
     "warn_of_joint",
     "warn_of_modes",
     "warn_of_region",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 MAX_OUTSIDE = 0.02  # of the posterior, as its mode and curvature give it, outside the trained region
+MAX_DRAWS_OUTSIDE = 0.05  # of a run
 MAX_RATIO = 1.5  # of the distance at the mode to that at the centre of localization
 
 
@@ -119,3 +122,12 @@ def warn_of_region(mode: Mode, data: DataTerms, curves: dict[str, LossCurve]) ->
         warn(
             f"No mode of the posterior was found inside the training region (the last Newton step was {float(mode.gap):.2g} posterior sds): check the posterior before use."
         )
+
+
+def warn_of_draws(count: Array, share: Array) -> None:
+    """A run whose draws leave the trained region, from within the run."""
+    warn(
+        f"{float(share):.0%} of the draws after warm-up ({int(count)} a chain so far) are outside the region that the score was trained in: they are "
+        "held back by a wall, not by the data, and are not to be trusted. For new data use SLSLangevin(fit, refit=True); else widen the region, "
+        "SLSLangevin(model, proposal=WorthUnits(kappa=...)) with a smaller kappa. diagnose(fit, rng_key, mcmc=mcmc) tells more."
+    )

@@ -13,7 +13,7 @@ import pytest
 
 from numpyro_sls import SLS, SLSLangevin
 from tests.cases import CASES, compare, exact_samples
-from tests.exact import exact_fit, exact_location_fit
+from tests.exact import exact_fit, exact_location_fit, normal_natural, normal_statistics
 
 both = pytest.mark.parametrize("score", ["exact", "learned"])
 
@@ -141,6 +141,24 @@ def test_thousands_of_short_chains(fit, location_data):
         many, long = (np.asarray(m.get_samples()[name]) for m in (mcmc, few))
         assert abs(many.mean() - long.mean()) < 0.1 * long.std()
         assert abs(many.std() / long.std() - 1) < 0.06
+
+
+@pytest.mark.parametrize("method", ["sequential", "vectorized", jax.vmap])
+def test_a_run_whose_draws_leave_the_region_says_so(location_data, method):
+    narrow = exact_fit(
+        CASES["location_scale"].model, location_data, normal_statistics, normal_natural, jnp.array([4.0, 0.7]), jnp.full(2, 0.1)
+    )
+    mcmc = _mcmc(SLSLangevin(narrow), method=method)
+    with pytest.warns(UserWarning, match="of the draws after warm-up") as caught:
+        mcmc.run(random.key(0), *location_data)
+    assert mcmc.get_extra_fields()["diverging"].mean() > 0.05
+    assert len([w for w in caught if "of the draws" in str(w.message)]) == (2 if method == "sequential" else 1)  # each run its own
+    assert "refit=True" in str(caught[0].message)
+
+
+def test_a_run_inside_the_region_says_nothing(exact, location_data, recwarn):
+    _mcmc(SLSLangevin(exact)).run(random.key(0), *location_data)
+    assert not [w for w in recwarn if "of the draws" in str(w.message)]
 
 
 def test_double_precision():
