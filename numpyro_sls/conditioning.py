@@ -169,7 +169,7 @@ class Conditioner:
         """The mean of the score near the posterior at three stages, on fresh simulations."""
         local = data.local
         nothing = [jnp.zeros_like(a) for a in (local.readout, local.offset, local.slope)]
-        blank = data._replace(local=local._replace(readout=nothing[0], offset=nothing[1], slope=nothing[2], bend=None))
+        blank = data._replace(local=local._replace(readout=nothing[0], offset=nothing[1], slope=nothing[2], bend=None, third=None))
         n, found = float(data.num_units), []
         for stage, (u, terms) in enumerate(((unit._replace(mean_weights=None, moments=None), blank), (unit, blank), (unit, data))):
             found.append(self._measure(jax.random.fold_in(rng_key, stage), u, terms, 0.0, num_simulations // 3, "diagnosis"))

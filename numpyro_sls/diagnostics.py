@@ -14,7 +14,7 @@ from numpyro_sls.bartlett import Bartlett, bartlett
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.joint import joint_validity
 from numpyro_sls.langevin import SLSLangevin
-from numpyro_sls.leaning import draw_posterior
+from numpyro_sls.leaning import draw_posterior, first_places
 from numpyro_sls.notices import MAX_OUTSIDE
 from numpyro_sls.score import DataTerms, PosteriorScore
 from numpyro_sls.training import LossCurve
@@ -133,10 +133,10 @@ def _draws(rng_key: Array, fit: SLSFit, data: DataTerms, mcmc: MCMC | None, num:
     """Draws of the posterior: those of the run, or of short chains."""
     parameters = fit.units.parameters
     if mcmc is None:
-        draw = jax.jit(
-            lambda key, data: draw_posterior(key, PosteriorScore(fit.posterior.learned, fit.posterior.unit, parameters.log_prior), data)
-        )
-        return draw(rng_key, data)
+        posterior = PosteriorScore(fit.posterior.learned, fit.posterior.unit, parameters.log_prior)
+        key_start, key_run = jax.random.split(rng_key)
+        start = first_places(key_start, data)
+        return jax.jit(lambda key, data: draw_posterior(key, posterior, data, start, jnp.ones(len(start))))(key_run, data)
     samples = mcmc.get_samples()
     rows = np.linspace(0, len(next(iter(samples.values()))) - 1, num).round().astype(int)
     chosen = {k: samples[k][rows] for k in parameters.shapes}

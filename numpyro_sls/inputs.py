@@ -92,11 +92,15 @@ class Layout(NamedTuple):
         share = (values - jnp.where(bounded, self.low, 0.0)) / jnp.where(bounded, self.width, 1.0)
         return jnp.where(bounded, ndtri(jnp.where(bounded, share, 0.5)), values)
 
+    def slopes(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Of every value in its own theta."""
+        theta, bounded = self.mean + self.factor @ eta, jnp.isfinite(self.width)
+        return jnp.where(bounded, jnp.where(bounded, self.width, 1.0) * jnp.exp(-0.5 * theta**2) / jnp.sqrt(2 * jnp.pi), 1.0)
+
     def derivatives(self, eta: Float[Array, " d"]) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
         """First derivatives, (i, j) of the i-th by eta_j, and the second ones by each eta_j alone."""
-        theta, bounded = self.mean + self.factor @ eta, jnp.isfinite(self.width)
-        slope = jnp.where(bounded, jnp.where(bounded, self.width, 1.0) * jnp.exp(-0.5 * theta**2) / jnp.sqrt(2 * jnp.pi), 1.0)
-        change = jnp.where(bounded, -theta * slope, 0.0)
+        slope, theta = self.slopes(eta), self.mean + self.factor @ eta
+        change = jnp.where(jnp.isfinite(self.width), -theta * slope, 0.0)
         return (self.mix * slope) @ self.factor, (self.mix * change) @ self.factor**2
 
 

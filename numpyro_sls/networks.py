@@ -70,6 +70,10 @@ class Network:
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
         raise NotImplementedError
 
+    def basis_at(self, weights: Weights, values: Float[Array, " d"]) -> Float[Array, " k"]:
+        """The same where the parameters' own values are given, for networks that take a layout."""
+        raise NotImplementedError
+
     def features(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m f"]:
         """What of x a linear readout may use near the posterior; nothing unless the network says so."""
         return jnp.zeros((x.shape[0], 0))
@@ -159,9 +163,11 @@ class SeparablePotential(Network):
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
         """phi(theta): what is learnt, theta itself and its products, all of its own values."""
-        values = theta if "layout" not in weights else jax.lax.stop_gradient(weights["layout"])(theta)
+        return self.basis_at(weights, theta if "layout" not in weights else jax.lax.stop_gradient(weights["layout"])(theta))
+
+    def basis_at(self, weights: Weights, values: Float[Array, " d"]) -> Float[Array, " k"]:
         parts = [jnp.asarray(self._basis().apply(weights["phi"], values)), values]
-        return jnp.concatenate([*parts, products(values)] if self._num_products(theta.shape[0]) else parts)
+        return jnp.concatenate([*parts, products(values)] if self._num_products(values.shape[0]) else parts)
 
     def terms(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"], along: Array) -> ScoreTerms:
         values, slope, bent = self._seen(weights, theta, along)
@@ -334,6 +340,9 @@ class Ensemble(Network):
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
         return jnp.concatenate([self.network.basis(w, theta) for w in weights])
+
+    def basis_at(self, weights: Weights, values: Float[Array, " d"]) -> Float[Array, " k"]:
+        return jnp.concatenate([self.network.basis_at(w, values) for w in weights])
 
 
 MOST_QUADRATIC = 16

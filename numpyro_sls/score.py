@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,8 +45,9 @@ class UnitScore(NamedTuple):
 class Local(NamedTuple):
     """What is mended around one place, in delta = inverse (eta - centre), where the posterior of the data is about standard normal.
 
-    With a layout, eta stands for the parameters' own values that it gives. The score of a unit in delta gets readout^T f(x) - offset - slope delta, f the features of the network,
-    and bend^T f(x) delta of the last few of them, where some units are out of the model's reach.
+    With a layout, eta stands for the parameters' own values that it gives. The score of a unit in delta gets
+    readout^T f(x) - offset - slope delta - third delta delta / 2, f the features of the network, and bend^T f(x) delta of the last
+    few of them, where some units are out of the model's reach.
     """
 
     centre: Float[Array, " d"]
@@ -58,6 +59,7 @@ class Local(NamedTuple):
     slope: Float[Array, "d d"]
     layout: Layout | None = None
     bend: Float[Array, "q d d"] | None = None  # symmetric in the last two
+    third: Float[Array, "d d d"] | None = None  # symmetric
 
     def place(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
         """Where eta lies."""
@@ -72,8 +74,12 @@ class Local(NamedTuple):
     def delta(self, eta: Float[Array, " d"]) -> Float[Array, " d"]:
         """The same, drawn in when it is far: what was measured near the posterior says nothing of places far from it."""
         delta = self.place(eta)
-        reach = REACH + jnp.sqrt(delta.shape[0])
-        return delta * (1 + (jnp.sum(delta**2) / reach**2) ** 4) ** -0.125
+        return delta * (1 + (jnp.sum(delta**2) / self.reach**2) ** 4) ** -0.125
+
+    @property
+    def reach(self) -> float:
+        """How far that is."""
+        return REACH + np.sqrt(len(self.centre))
 
     def units(self, eta: Float[Array, " d"], features: Float[Array, "m k"]) -> Float[Array, "m d"]:
         """What it adds to the score of each unit, in eta."""
@@ -82,7 +88,10 @@ class Local(NamedTuple):
         if self.bend is not None:
             read += features[:, -len(self.bend) :] @ (self.bend @ delta)
         # In two products: as one, with all but eta and the features constant, XLA 0.10 on a CPU returned what it had not computed.
-        return read @ jacobian - (self.offset + self.slope @ delta) @ jacobian
+        mean = self.offset + self.slope @ delta
+        if self.third is not None:
+            mean += 0.5 * self.third @ delta @ delta
+        return read @ jacobian - mean @ jacobian
 
 
 REACH = 4.0  # in posterior sds, beyond the usual length of delta
@@ -130,14 +139,23 @@ class LearnedScore:
         return shared + self.mean_network.mean(unit.mean_weights, eta, unit.standardizer(x))
 
     def log_partition(self, unit: UnitScore, eta: Float[Array, " d"]) -> Float[Array, ""]:
-        """A with grad A = E[c | theta] . grad phi: the integral of that from the centre to theta, by Gauss-Legendre."""
-        moments = unit.moments
+        """A with grad A = E[c | theta] . grad phi: the integral of that from the centre to theta, by Gauss-Legendre.
+
+        Along a line in the parameters' own values: along one in eta, what the measured moments lack of a gradient would grow
+        without bound toward the ends of intervals.
+        """
+        moments, layout = unit.moments, self.layout(unit)
         assert moments is not None
+        if layout is None:
+            basis, start, end = partial(self.network.basis, unit.weights), jnp.zeros_like(eta), eta
+        else:
+            basis, start, end = partial(self.network.basis_at, unit.weights), layout(jnp.zeros_like(eta)), layout(eta)
         nodes, weights = np.polynomial.legendre.leggauss(NUM_NODES)
 
         def slope(t):
-            _, change = jax.jvp(lambda e: self.network.basis(unit.weights, e), (t * eta,), (eta,))
-            return (self.polynomial(unit, t * eta) @ moments) @ change
+            at = start + t * (end - start)
+            _, change = jax.jvp(basis, (at,), (end - start,))
+            return (polynomial(at) @ moments) @ change
 
         return jnp.asarray(weights / 2, eta.dtype) @ jax.vmap(slope)(jnp.asarray((nodes + 1) / 2, eta.dtype))
 
@@ -231,7 +249,8 @@ def local_log_likelihood(eta: Float[Array, " d"], data: DataTerms) -> Float[Arra
     slope = data.num_units * local.slope
     if local.bend is not None:
         slope -= jnp.tensordot(data.features[-len(local.bend) :], local.bend, 1)
-    return data.features @ local.readout @ delta - data.num_units * (local.offset @ delta) - 0.5 * delta @ slope @ delta
+    third = 0.0 if local.third is None else data.num_units * (local.third @ delta @ delta @ delta) / 6
+    return data.features @ local.readout @ delta - data.num_units * (local.offset @ delta) - 0.5 * delta @ slope @ delta - third
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,17 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sls.leaning import NUM_CHAINS, NUM_KEPT, MeanSums, around_draws, draw_posterior, first_places, make_mean_sums, solve_mean
+from numpyro_sls.leaning import (
+    NUM_CHAINS,
+    NUM_KEPT,
+    MeanSums,
+    around_draws,
+    draw_posterior,
+    first_places,
+    make_mean_sums,
+    num_third,
+    solve_mean,
+)
 from numpyro_sls.learning import Learner
 from numpyro_sls.score import DataTerms, Local, Mode, PosteriorScore, UnitScore
 
@@ -17,7 +27,10 @@ __all__ = ["LARGE", "Turns"]
 LARGE = (256, 64)  # thetas and units in a batch near the posterior, where there is room for ten
 NUM_TURNS = 24  # fewer where the simulations do not reach for them
 NUM_POOLED = 4  # turns whose draws are taken together: one turn's alone overshoot
+NUM_SEARCHING = 12  # turns until the place is about right; what is measured in the others is added up
 LAST_SHARE = 0.4  # of the simulations for the last turn
+THIRD_NOISE = 0.1  # in squared posterior sds, all coordinates together, that second-order terms of the mean may bring
+HOTTEST = 4.0  # temperature of the chains over which those are measured: beyond the draws a cubic potential can have modes of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,55 +44,69 @@ class Turns:
 
     def __call__(self, rng_key: Array, unit: UnitScore, data: DataTerms, max_simulations: int) -> tuple[DataTerms, Mode]:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
-        theta = None
+        theta, d = None, unit.proposal.dim
         num_batches = max(2, max_simulations // (LARGE[0] * LARGE[1]))
         num_before = min(NUM_TURNS - 1, int((1 - LAST_SHARE) * num_batches))
         each = int((1 - LAST_SHARE) * num_batches) // num_before
         num_each = [each] * num_before + [num_batches - each * num_before]
         recent: list[Array] = []
+        totals, num_summed, frame, hot = None, 0, None, False
         for i, num in enumerate(num_each):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             if i == 0:
                 # First over the middle of the region: with its mean still in it, a score can send the posterior anywhere.
-                middle = 0.5 * jax.random.normal(key_draw, (NUM_CHAINS * NUM_KEPT, unit.proposal.dim))
+                middle = 0.5 * jax.random.normal(key_draw, (NUM_CHAINS * NUM_KEPT, d))
                 drawn = jax.vmap(unit.proposal.unwhiten)(middle)
             else:
-                drawn = theta = self.draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:])
-            recent = [*recent, drawn][-NUM_POOLED:]
+                drawn = theta = self.draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:], HOTTEST if hot else 1.0)
+            recent = [*recent, drawn][-(i - NUM_SEARCHING if hot else NUM_POOLED) :]
             pool = jnp.concatenate(recent)
             data, mode = around_draws(self._posterior(unit), data, pool)
-            totals = self._totals(key_sums, key_rows, pool, unit, data.local, mode, num)
-            offset, slope = (jnp.asarray(a, pool.dtype) for a in solve_mean(totals, unit.proposal.dim))
-            data = data._replace(local=data.local._replace(offset=offset, slope=slope))
+            if i <= NUM_SEARCHING:
+                totals, num_summed, frame = None, 0, data.local
+            assert frame is not None
+            totals = self._totals(totals, key_sums, key_rows, pool, unit, frame, num)
+            num_summed += num * LARGE[0] * LARGE[1]
+            third = hot = i >= NUM_SEARCHING and num_third(d) * float(data.num_units) <= THIRD_NOISE * num_summed
+            offset, slope, tensor = jax.tree.map(jnp.asarray, solve_mean(totals, d, third))
+            data = data._replace(local=frame._replace(offset=offset, slope=slope, third=tensor))
         assert theta is not None
         # Where the sampler starts, and in which coordinates, follows the last posterior.
         theta = self.draws(jax.random.fold_in(rng_key, len(num_each)), unit, data, theta[-NUM_CHAINS:])
         last, mode = around_draws(self._posterior(unit), data, theta)
         return last._replace(local=data.local), mode
 
-    def _totals(self, key_sums: Array, key_rows: Array, pool: Array, unit: UnitScore, local: Local, mode: Mode, num: int) -> MeanSums:
-        """The normal equations of the mean over the pooled draws, in double precision; what that cost is entered."""
-        totals = None
+    def _totals(
+        self, totals: MeanSums | None, key_sums: Array, key_rows: Array, pool: Array, unit: UnitScore, local: Local, num: int
+    ) -> MeanSums:
+        """The normal equations of the mean with those over the pooled draws, in double precision; what that cost is entered."""
+        num_failed = 0
         for j in range(num):
             rows = jax.random.randint(jax.random.fold_in(key_rows, j), (LARGE[0],), 0, len(pool))
-            new = self._mean_sums(jax.random.fold_in(key_sums, j), pool[rows], unit, local, mode.eta_factor)
+            new = self._mean_sums(jax.random.fold_in(key_sums, j), pool[rows], unit, local)
             new = jax.tree.map(lambda a: np.asarray(a, float), new)
+            num_failed += int(new.num_failed)
             totals = new if totals is None else jax.tree.map(np.add, totals, new)
         assert totals is not None
-        self.learner.simulator.count("debiasing near the posterior", num * LARGE[0] * LARGE[1], int(totals.num_failed))
+        self.learner.simulator.count("debiasing near the posterior", num * LARGE[0] * LARGE[1], num_failed)
         return totals
 
     def _posterior(self, unit: UnitScore) -> PosteriorScore:
         return PosteriorScore(self.learner.learned, unit, self.learner.simulator.units.parameters.log_prior)
 
-    def draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, start: Array | None) -> Array:
-        """Draws of the posterior that a unit score and a data set's terms give, from the ends of chains before or from the mode."""
+    def draws(self, rng_key: Array, unit: UnitScore, data: DataTerms, start: Array | None, hottest: float = 1.0) -> Array:
+        """Draws of the posterior that a unit score and a data set's terms give, from the ends of chains before or from the mode.
+
+        The chains' temperatures go from 1 to ``hottest``; which chain goes on at which one is left to chance.
+        """
         # The start is made outside, so that there is one program to compile, which takes long.
-        return self._draws(rng_key, unit, data, first_places(jax.random.split(rng_key)[0], data) if start is None else start)
+        key_start, key_run = jax.random.split(rng_key)
+        start = first_places(key_start, data) if start is None else jax.random.permutation(key_start, start)
+        return self._draws(key_run, unit, data, start, 1 / jnp.linspace(1.0, hottest, NUM_CHAINS))
 
     @cached_property
     def _draws(self):
-        return jax.jit(lambda rng_key, unit, data, start: draw_posterior(rng_key, self._posterior(unit), data, start))
+        return jax.jit(lambda key, unit, data, *chains: draw_posterior(key, self._posterior(unit), data, *chains))
 
     @cached_property
     def _mean_sums(self):

@@ -20,7 +20,7 @@ from numpyro_sls.score import PosteriorScore
 from numpyro_sls.turns import Turns
 from tests.exact import exact_fit
 
-SD, BIAS = 0.5, 0.3
+SD, BIAS, CUBIC = 0.5, 0.3, 4.0
 
 
 def coin(x):
@@ -31,9 +31,9 @@ def coin(x):
         numpyro.sample("x", Simulated(p + SD * u), obs=x)
 
 
-@pytest.fixture(scope="module")
-def leaning():
-    """The exact score of p with a constant and a slope added, at data that pull p out of its interval."""
+@pytest.fixture(scope="module", params=[0.0, CUBIC], ids=["affine", "quadratic"])
+def leaning(request):
+    """The exact score of p with a constant, a slope and a square added, at data that pull p out of its interval."""
     x = -0.03 + SD * random.normal(random.key(0), (100,))
 
     def statistics(x):
@@ -41,7 +41,7 @@ def leaning():
 
     def natural(theta):
         p = jax.scipy.special.ndtr(theta[0])
-        return jnp.stack([p, -0.5 * p**2 + BIAS * p + 0.5 * BIAS * p**2])
+        return jnp.stack([p, -0.5 * p**2 + BIAS * p + 0.5 * BIAS * p**2 + request.param * p**3 / 3])
 
     fit = exact_fit(coin, (x,), statistics, natural, jnp.array([-1.5]), jnp.array([0.8]))
     unit, (low, high) = fit.posterior.unit, fit.units.parameters.box
@@ -67,7 +67,7 @@ def test_steps_in_the_parameters_own_values(leaning):
     np.testing.assert_allclose(point_at(posterior, flat, delta).score, 0.0, atol=1e-3)
 
 
-def test_turns_remove_a_mean_that_is_affine_in_the_parameter(leaning):
+def test_turns_remove_a_mean_that_is_quadratic_in_the_parameter(leaning):
     fit, unit, x = leaning
     turns = Turns(fit.conditioner.learner)
     before = fit.conditioner.learner.simulator.spent.get("debiasing near the posterior")

@@ -7,8 +7,12 @@ r"""Stochastic epidemic in a hospital with floors and rooms, seen through weekly
 a susceptible becomes infected with probability 1 - exp(-lam_i), an infected one is found with probability eta, and with
 probability gamma a patient is replaced by one who is infected, and known to be, with probability alpha. The data are 52
 weeks of mean Y, mean Y on every floor, and the fraction of rooms with both found. They are one dependent whole.
+
+Who is infected in which week has a density given the weeks before (`Infections`), so that the score of the whole course, which
+nobody sees, is known; its mean given the summaries is their score.
 """
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -18,13 +22,14 @@ import jax.numpy as jnp
 from jaxtyping import Float
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
 from numpyro_sls.model import Simulated
 from numpyro_sls.networks import SeparablePotential
 from numpyro_sls.reparametrize import indicator
 from numpyro_sls.training import Training
 
-__all__ = ["SETTINGS", "TRUTH", "Blocks", "model", "simulate_data", "summaries"]
+__all__ = ["SETTINGS", "TRUTH", "Blocks", "Infections", "model", "simulate_data", "summaries"]
 
 ALPHA, GAMMA, ETA = 0.1, 0.05, 0.1
 NUM_WEEKS = 52
@@ -57,48 +62,107 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+class Infections(dist.Distribution):
+    """Who is infected after a week's infections, before patients are replaced, for every week but the first.
+
+    :param beta: rates of transmission: everywhere, on every floor, in a room.
+    :param start: who is infected in the first week.
+    :param leaves: who is replaced, by week.
+    :param ill: whether the one who comes is infected, by week.
+    """
+
+    has_rsample = True  # of infections by `indicator`
+    support = constraints.independent(constraints.boolean, 2)
+
+    def __init__(
+        self, beta: Float[Array, " b"], start: Float[Array, " n"], leaves: Float[Array, "w n"], ill: Float[Array, "w n"], **kwargs
+    ):
+        self.beta, self.start, self.leaves, self.ill = beta, start, leaves, ill
+        super().__init__(batch_shape=(), event_shape=leaves.shape, **kwargs)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*s w n"]:
+        def week(x, now):
+            u, leaves, ill = now
+            infected = x + (1 - x) * indicator(-jnp.expm1(-self._force(x)) - u)
+            return jnp.where(leaves > 0, ill, infected), infected
+
+        def course(k):
+            u = jax.random.uniform(k, self.event_shape)
+            return jax.lax.scan(week, self.start, (u, self.leaves, self.ill))[1]
+
+        if not sample_shape:
+            return course(key)
+        keys = jax.random.split(key, math.prod(sample_shape))
+        return jax.vmap(course)(keys).reshape(*sample_shape, *self.event_shape)
+
+    def log_prob(self, value: Float[Array, "w n"]) -> Float[Array, ""]:
+        before = jnp.concatenate([self.start[None], jnp.where(self.leaves > 0, self.ill, value)[:-1]])
+        force = jax.vmap(self._force)(before)
+        force = jnp.where(force > 0, force, TINY)  # where nobody is infected nobody becomes so
+        return jnp.sum((1 - before) * (value * jnp.log(-jnp.expm1(-force)) - (1 - value) * force))
+
+    def _force(self, x: Float[Array, " n"]) -> Float[Array, " n"]:
+        """lam of every patient."""
+        floors, rooms = floor_means(x, len(self.beta) - 2), room_sums(x)
+        return self.beta[0] * x.mean() + jnp.tile(self.beta[1:-1] * floors, PER_FLOOR) + self.beta[-1] * jnp.tile(rooms, 2) / 2
+
+
+TINY = 1e-12
+
+
+def floor_means(x: Float[Array, " n"], num_floors: int) -> Float[Array, " j"]:
+    """Patient i lies on floor i mod J."""
+    return x.reshape(PER_FLOOR, num_floors).mean(0)
+
+
+def room_sums(x: Float[Array, " n"]) -> Float[Array, " r"]:
+    """And in room i mod n / 2."""
+    return x.reshape(2, -1).sum(0)
+
+
 def model(s: Float[Array, "52 k"]) -> None:
     """The summaries of one hospital, a column for all, one a floor, one for the rooms; log beta ~ N(-3, 1), with ten floors N(-3, 2)."""
     num_floors = s.shape[1] - 2
+    n, weeks = PER_FLOOR * num_floors, NUM_WEEKS - 1
     log_beta = numpyro.sample("log_beta", dist.Normal(-3.0, 1.0 if num_floors == 5 else 2.0).expand([num_floors + 2]).to_event(1))
-    n = PER_FLOOR * num_floors
-    start = numpyro.sample("start", dist.Uniform().expand([n]).to_event(1))
-    u = numpyro.sample("u", dist.Uniform().expand([NUM_WEEKS - 1, 4, n]).to_event(3))
-    numpyro.sample("s", Simulated(summaries(jnp.exp(log_beta), start, u, num_floors), event_dim=2), obs=s)
+    start = numpyro.sample("start", dist.Bernoulli(ALPHA).expand([n]).to_event(1))
+    found, leaves, ill = (numpyro.sample(k, dist.Bernoulli(p).expand([weeks, n]).to_event(2)) for k, p in WEEKLY.items())
+    start, found, leaves, ill = (jnp.asarray(a, float) for a in (start, found, leaves, ill))
+    infected = numpyro.sample("infected", Infections(jnp.exp(log_beta), start, leaves, ill))
+    numpyro.sample("s", Simulated(summaries(start, infected, found, leaves, ill, num_floors), event_dim=2), obs=s)
 
 
-def summaries(beta: Float[Array, " b"], start: Float[Array, " n"], u: Float[Array, "w 4 n"], num_floors: int) -> Float[Array, "52 b"]:
-    """What is seen of an epidemic driven by uniform numbers: at the start, and four a week and patient."""
-    n = start.shape[0]
-    spread, on_floor, in_room = beta[0], jnp.tile(beta[1:-1], PER_FLOOR), beta[-1]
+WEEKLY = {"found": ETA, "leaves": GAMMA, "ill": ALPHA}  # of every patient, if infected, and of whoever comes instead
 
-    def floors(x):
-        return x.reshape(PER_FLOOR, num_floors).mean(0)
 
-    def rooms(x):
-        return x.reshape(2, n // 2)
+def summaries(
+    start: Float[Array, " n"],
+    infected: Float[Array, "w n"],
+    found: Float[Array, "w n"],
+    leaves: Float[Array, "w n"],
+    ill: Float[Array, "w n"],
+    num_floors: int,
+) -> Float[Array, "v k"]:
+    """What is seen of an epidemic."""
 
     def see(y):
-        both = rooms(y)
-        return jnp.concatenate([y.mean()[None], floors(y), jnp.mean(both[0] * both[1])[None]])
+        return jnp.concatenate([y.mean()[None], floor_means(y, num_floors), jnp.mean(room_sums(y) > 1)[None]])
 
-    def week(state, u):
-        x, y = state
-        lam = spread * x.mean() + on_floor * jnp.tile(floors(x), PER_FLOOR) + in_room * jnp.tile(rooms(x).mean(0), 2)
-        x = x + (1 - x) * indicator(-jnp.expm1(-lam) - u[0])
-        y = y + (1 - y) * x * (u[1] < ETA)
-        replaced, ill = u[2] < GAMMA, (u[3] < ALPHA).astype(x.dtype)
-        x, y = jnp.where(replaced, ill, x), jnp.where(replaced, ill, y)
-        return (x, y), see(y)
+    def week(y, now):
+        infected, found, leaves, ill = now
+        y = y + (1 - y) * infected * found
+        y = jnp.where(leaves > 0, ill, y)
+        return y, see(y)
 
-    x = (start < ALPHA).astype(start.dtype)
-    _, seen = jax.lax.scan(week, (x, x), u)
-    return jnp.concatenate([see(x)[None], seen])
+    _, seen = jax.lax.scan(week, start, (infected, found, leaves, ill))
+    return jnp.concatenate([see(start)[None], seen])
 
 
 def simulate_data(rng_key: Array, num_floors: int = 5) -> Float[Array, "52 b"]:
     """A hospital at the truth."""
-    key_start, key_weeks = jax.random.split(rng_key)
+    key_start, key_infected, *keys = jax.random.split(rng_key, 5)
     n = PER_FLOOR * num_floors
-    u = jax.random.uniform(key_weeks, (NUM_WEEKS - 1, 4, n))
-    return summaries(TRUTH[num_floors], jax.random.uniform(key_start, (n,)), u, num_floors)
+    start = jax.random.bernoulli(key_start, ALPHA, (n,)).astype(float)
+    found, leaves, ill = (jax.random.bernoulli(k, p, (NUM_WEEKS - 1, n)).astype(float) for k, p in zip(keys, WEEKLY.values(), strict=True))
+    infected = Infections(TRUTH[num_floors], start, leaves, ill).sample(key_infected)
+    return summaries(start, infected, found, leaves, ill, num_floors)

@@ -5,7 +5,8 @@ Cell i has c_i = (log delta, log gamma, log k, log t0)_i ~ N(mu, diag(tau^2)). F
     dm = -delta m dt + sqrt(delta m) dW1,    dp = (k m - gamma p) dt + sqrt(k m + gamma p) dW2,
 
 by Euler-Maruyama, clipped at zero. Observed are log(scale p + offset) + N(0, sigma^2) at j / 6 hours, j = 1, ..., 180; before t0
-p is zero. Only log m0 + log scale + mu_k is identified, not its three parts.
+p is zero. Only log m0 + log scale + mu_k is identified, not its three parts. `model` has the prior of the simulation study,
+`real_model` that of the forty cells of Froehlich et al. (2018), with tau^-2 ~ Gamma(2, rate 1/2).
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ import numpyro.distributions as dist
 
 from numpyro_sls.reparametrize import indicator
 
-__all__ = ["SETTINGS", "TRUTH", "identified", "model", "protein", "simulate_data"]
+__all__ = ["INTERVAL", "NUM_TIMES", "SETTINGS", "TRUTH", "identified", "model", "protein", "real_model", "simulate_data"]
 
 NUM_TIMES = 180
 INTERVAL = 1 / 6  # hours between observations
@@ -44,18 +45,39 @@ PRIOR_SD: dict[str, Any] = {
 SETTINGS: dict[str, Any] = {}
 
 
+REAL_MEAN: dict[str, Any] = {**PRIOR_MEAN, "log_sigma": -1.0, "mu": jnp.array([-1.0, -5.0, 0.5, 0.0])}
+REAL_SD: dict[str, Any] = {**PRIOR_SD, "mu": jnp.array([1.0, 2.0, 1.0, 1.0])}
+
+
 def model(x: Float[Array, "n 180"], substeps: int = SUBSTEPS) -> None:
     """Log fluorescence of n cells; the prior is that of the paper's simulation study."""
-    log_m0, log_scale, log_offset, log_sigma = (
-        numpyro.sample(k, dist.Normal(PRIOR_MEAN[k], PRIOR_SD[k])) for k in ("log_m0", "log_scale", "log_offset", "log_sigma")
-    )
-    mu, log_tau = (numpyro.sample(k, dist.Normal(PRIOR_MEAN[k], PRIOR_SD[k]).to_event(1)) for k in ("mu", "log_tau"))
+    shared, mu = _shared(PRIOR_MEAN, PRIOR_SD)
+    log_tau = numpyro.sample("log_tau", dist.Normal(PRIOR_MEAN["log_tau"], PRIOR_SD["log_tau"]).to_event(1))
+    _cells(x, shared, mu, jnp.exp(log_tau), substeps)
+
+
+def real_model(x: Float[Array, "n 180"], substeps: int = SUBSTEPS) -> None:
+    """The same cells under the prior of the paper's study of real data."""
+    shared, mu = _shared(REAL_MEAN, REAL_SD)
+    precision = numpyro.sample("precision", dist.Gamma(2.0, 0.5).expand([4]).to_event(1))
+    log_tau = numpyro.deterministic("log_tau", -0.5 * jnp.log(precision))
+    _cells(x, shared, mu, jnp.exp(log_tau), substeps)
+
+
+def _shared(mean: dict[str, Any], sd: dict[str, Any]) -> tuple[list[Array], Float[Array, " 4"]]:
+    """What all cells share, on the scale of the equations, and mu."""
+    shared = [jnp.exp(numpyro.sample(k, dist.Normal(mean[k], sd[k]))) for k in ("log_m0", "log_scale", "log_offset", "log_sigma")]
+    return shared, numpyro.sample("mu", dist.Normal(mean["mu"], sd["mu"]).to_event(1))
+
+
+def _cells(x: Float[Array, "n 180"], shared: list[Array], mu: Float[Array, " 4"], tau: Float[Array, " 4"], substeps: int) -> None:
+    """n cells, their rates and their noise."""
+    m0, scale, offset, sigma = shared
     with numpyro.plate("cells", x.shape[0]):
-        c = numpyro.sample("c", dist.Normal(mu, jnp.exp(log_tau)).to_event(1))
+        c = numpyro.sample("c", dist.Normal(mu, tau).to_event(1))
         noise = numpyro.sample("noise", dist.Normal().expand([NUM_TIMES * substeps, 2]).to_event(2))
-        p = protein(c, noise, jnp.exp(log_m0), substeps)
-        mean = jnp.log(jnp.exp(log_scale) * p + jnp.exp(log_offset))
-        numpyro.sample("x", dist.Normal(mean, jnp.exp(log_sigma)).to_event(1), obs=x)
+        mean = jnp.log(scale * protein(c, noise, m0, substeps) + offset)
+        numpyro.sample("x", dist.Normal(mean, sigma).to_event(1), obs=x)
 
 
 def protein(c: Float[Array, "n 4"], noise: Float[Array, "n s 2"], m0: Float[Array, ""], substeps: int) -> Float[Array, "n 180"]:
