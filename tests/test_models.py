@@ -49,6 +49,25 @@ def test_epidemic_is_one_whole():
     assert np.max(np.abs(a - b) / np.sqrt(var_a + var_b + 1e-12)) < 5
 
 
+def test_infections_have_the_density_that_they_are_drawn_from():
+    """Both Bartlett identities of the score of the rates, on simulated courses."""
+    key_start, key_leaves, key_ill = random.split(random.key(0), 3)
+    start, leaves, ill = (
+        random.bernoulli(k, p, s).astype(float)
+        for k, p, s in ((key_start, 0.1, (300,)), (key_leaves, 0.05, (51, 300)), (key_ill, 0.1, (51, 300)))
+    )
+
+    def log_prob(beta, value):
+        return epidemic.Infections(beta, start, leaves, ill).log_prob(value)
+
+    drawn = epidemic.Infections(epidemic.TRUTH[5], start, leaves, ill).sample(random.key(1), (2000,))
+    assert set(np.unique(drawn)) == {0.0, 1.0}
+    scores = np.asarray(jax.jit(jax.vmap(jax.grad(log_prob), (None, 0)))(epidemic.TRUTH[5], drawn), float)
+    slopes = np.asarray(jax.jit(jax.vmap(jax.hessian(log_prob), (None, 0)))(epidemic.TRUTH[5], drawn[:500]), float)
+    assert np.max(np.abs(scores.mean(0)) / scores.std(0)) * np.sqrt(len(scores)) < 4.5
+    np.testing.assert_allclose(np.diag(-slopes.mean(0)) / np.diag(np.cov(scores.T)), 1.0, atol=0.2)
+
+
 def test_the_density_of_returns_is_that_of_their_quantiles():
     z = jnp.linspace(-4, 4, 2001)
     x = gnk.quantile(z, *(jnp.asarray(v) for v in gnk.TRUTH.values()))
