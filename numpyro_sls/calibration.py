@@ -14,14 +14,15 @@ from jaxtyping import Float, Int
 import numpy as np
 from scipy import stats
 
-from numpyro_sls.dynamics import inside, langevin_step, point_at, to_theta
+from numpyro_sls.dynamics import acceptance, inside, langevin_step, point_at, to_delta, to_theta
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.score import DataTerms, PosteriorScore, find_mode
 
 __all__ = ["Calibration", "calibrate"]
 
 NUM_WARMUP, NUM_BETWEEN = 200, 8  # Langevin steps before the first draw, and between two
-TARGET, RATE = 0.65, 0.1
+IN_VALUES = (1000, 32)  # the same in the parameters' own values, where many steps are refused
+RATE = 0.1
 CHUNK = 20_000  # units summed at once
 
 
@@ -80,6 +81,8 @@ class Calibration(NamedTuple):
 def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws: int = 99, width: float = 2.0) -> Calibration:
     """Simulate data sets at draws of N(mode, (width posterior sds)^2), and sample the posterior of each with this one fit.
 
+    Where the posterior leans on the ends of intervals, that normal is one in the parameters' own values, cut off at the ends.
+
     **Example:**
 
     >>> from numpyro_sls import calibrate
@@ -93,10 +96,12 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
             "calibrate reuses the sums over the data, which a network without a potential does not have; fit with SeparablePotential()."
         )
     num_units, d = int(data.num_units), data.mode.shape[0]
-    mode, factor, inverse = data.mode, data.factor, data.inverse
+    chart = data.chart
+    num_warmup, num_between = (NUM_WARMUP, NUM_BETWEEN) if chart is None else IN_VALUES
 
     def log_reference(theta):
-        return -0.5 * jnp.sum((inverse @ (theta - mode)) ** 2) / width**2
+        normal = -0.5 * jnp.sum(to_delta(data, theta) ** 2) / width**2
+        return normal if chart is None else normal + chart.log_slope(theta)
 
     posterior = PosteriorScore(learned, unit, log_reference)
 
@@ -121,26 +126,32 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
         (summary, mean_summary, features), failed = jax.lax.scan(piece, zero, jnp.arange(num))
         return data._replace(summary=summary, mean_summary=mean_summary, features=features), failed.sum()
 
-    def sampled(key, theta):
+    def started(key, terms, elsewhere):
+        """Around the mode of the data set, or at another draw of the reference."""
+        if chart is not None:
+            return terms, to_delta(data, elsewhere), jnp.array(True)
+        found = find_mode(posterior, terms, 10.0)
+        terms = terms._replace(mode=found.theta, factor=found.factor, inverse=jnp.linalg.inv(found.factor))
+        return terms, jax.random.normal(key, (d,)), jnp.all(jnp.isfinite(found.theta)) & (found.gap < 1.0)
+
+    def sampled(key, theta, elsewhere):
         key_data, key_start, key_run = jax.random.split(key, 3)
         terms, failed = summed(key_data, theta)
-        found = find_mode(posterior, terms, 10.0)
-        terms = terms._replace(mode=found.theta, factor=found.factor, inverse=jnp.linalg.inv(found.factor), chart=None)
-        point = point_at(posterior, terms, inside(posterior, terms, jax.random.normal(key_start, (d,))))
+        terms, start, found = started(key_start, terms, elsewhere)
+        point = point_at(posterior, terms, inside(posterior, terms, start))
 
         def step(carry, key):
             point, log_size, i = carry
             point, accept_prob = langevin_step(key, point, jnp.exp(log_size), posterior, terms)
-            rate = jnp.where(i < NUM_WARMUP, RATE, 0.0)  # no adaptation once draws count
-            return (point, log_size + rate * (accept_prob - TARGET), i + 1), to_theta(terms, point.delta)
+            rate = jnp.where(i < num_warmup, RATE, 0.0)  # no adaptation once draws count
+            return (point, log_size + rate * (accept_prob - acceptance(data)), i + 1), to_theta(terms, point.delta)
 
-        keys = jax.random.split(key_run, NUM_WARMUP + NUM_BETWEEN * num_draws)
+        keys = jax.random.split(key_run, num_warmup + num_between * num_draws)
         _, path = jax.lax.scan(step, (point, jnp.log(0.7), 0), keys)
-        fine = ~posterior.outside(theta, data) & jnp.all(jnp.isfinite(found.theta)) & (found.gap < 1.0)
-        return path[NUM_WARMUP + NUM_BETWEEN - 1 :: NUM_BETWEEN], fine, failed
+        return path[num_warmup + num_between - 1 :: num_between], found & ~posterior.outside(theta, data), failed
 
     key_theta, key_runs = jax.random.split(rng_key)
-    theta = mode + width * jax.random.normal(key_theta, (num_repetitions, d)) @ factor.T
+    theta, elsewhere = np.split(_reference(key_theta, posterior, data, 2 * num_repetitions, width), 2)
     # Some at a time: a data set of each is in memory at once.
     group = max(1, min(num_repetitions, 4_000_000 // min(num_units, CHUNK)))
     run = jax.jit(jax.vmap(sampled))
@@ -148,7 +159,7 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
     keys = jax.random.split(key_runs, num_repetitions)
     for i in range(0, num_repetitions, group):
         rows = (np.arange(i, i + group)) % num_repetitions  # the last group is filled up, so that there is one compilation
-        new, ok, bad = run(keys[rows], theta[rows])
+        new, ok, bad = run(keys[rows], theta[rows], elsewhere[rows])
         keep = min(group, num_repetitions - i)
         draws.append(np.asarray(new[:keep]))
         fine.append(np.asarray(ok[:keep]))
@@ -156,3 +167,21 @@ def calibrate(fit: SLSFit, rng_key: Array, num_repetitions: int = 200, num_draws
     simulator.count("calibration", num_repetitions * num_units, failed)
     kept = np.concatenate(fine)
     return Calibration(tuple(fit.units.parameters.labels), np.asarray(theta)[kept], np.concatenate(draws)[kept], int((~kept).sum()))
+
+
+def _reference(rng_key: Array, posterior: PosteriorScore, data: DataTerms, num: int, width: float) -> np.ndarray:
+    """Draws of the normal around the posterior; in the parameters' own values those that are possible."""
+    draw = jax.jit(jax.vmap(lambda delta: to_theta(data, delta)))
+    kept: list[np.ndarray] = []
+    for i in range(MOST_TRIES):
+        theta = np.asarray(draw(width * jax.random.normal(jax.random.fold_in(rng_key, i), (max(num, TRIED), len(data.mode)))))
+        kept.append(theta[np.isfinite(theta).all(1)])
+        if sum(map(len, kept)) >= num:
+            return np.concatenate(kept)[:num]
+    raise ValueError(
+        f"Of {MOST_TRIES * max(num, TRIED)} draws around the posterior {sum(map(len, kept))} lay within the prior's intervals, and {num} are needed: "
+        "it leans on too many ends at once to be calibrated so. Try a smaller width: calibrate(fit, rng_key, width=1.0)."
+    )
+
+
+TRIED, MOST_TRIES = 100_000, 20

@@ -1,5 +1,6 @@
 """The mean of a score removed over draws of a posterior that leans on the end of an interval, where there is no mode on the line."""
 
+from dataclasses import replace
 import json
 
 import jax
@@ -10,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sls import Simulated
+from numpyro_sls import Simulated, calibrate
 from numpyro_sls.checkpoint import _Reader, _Writer
 from numpyro_sls.dynamics import point_at, score_in_delta, to_delta, to_theta
 from numpyro_sls.inputs import make_layout
@@ -82,3 +83,10 @@ def test_turns_remove_a_mean_that_is_quadratic_in_the_parameter(leaning):
         assert (distance < 0.1) == near, distance
     spent = fit.conditioner.learner.simulator.spent["debiasing near the posterior"]
     assert 450_000 < spent.num <= 500_000
+    mended = replace(fit, posterior=PosteriorScore(fit.posterior.learned, unit, fit.posterior.log_prior), data=data)
+    found = calibrate(mended, random.key(5), width=1.0)
+    levels = np.array([0.5, 0.8, 0.95])
+    low, high = found.band(levels, 0.999)
+    coverage = found.coverage(levels)[:, 0]
+    assert np.all((coverage > low) & (coverage < high)), coverage
+    assert found.num_dropped == 0
