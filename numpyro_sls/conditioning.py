@@ -45,6 +45,7 @@ CENTRE_UNITS = 100_000  # simulated at most to debias the middle of the region
 MAX_MOVE = 0.3  # of the mode by debiasing, in posterior sds, for the place where the mean was measured to be right
 MAX_SLOPE_SE = 0.1  # of the local mean's slope, relative to the information, for it to be used
 READOUT_WIDTH = 0.07  # of the pairs, in sds of one unit's information
+MAX_LINE_SD = 0.3  # of a posterior, where an interval is laid out as a standard normal
 MAX_GAP = 1.0  # of Newton's last step, in posterior sds, for a mode to count as one
 RARE_WIDTH = 0.7  # of the pairs for units out of the model's reach, in posterior sds
 BEND_PLACES = 1.5  # posterior sds around the mode, where it is seen how the score of such units changes
@@ -112,7 +113,7 @@ class Conditioner:
         left, mode, moved, readout = max_simulations - found.num_simulated, self.mode(unit, data, jnp.inf), True, None
         has_layout = self.learner.learned.layout(unit) is not None
         for i in range(3):
-            if mode.gap > MAX_GAP and (i == 0 or has_layout):
+            if (mode.gap > MAX_GAP and (i == 0 or has_layout)) or (i == 0 and self._leans(unit, mode)):
                 # Without a mode there is no place around which to mend anything; what was measured elsewhere may be wrong here.
                 data = self.terms(unit, x, num_units)
                 mode = self.mode(unit, data, jnp.inf)
@@ -144,6 +145,12 @@ class Conditioner:
             if left < self.learner.training.batch_size * 10 or (not moved and not lost and error <= settings.tolerance):
                 break
         return Conditioned(data, mode, found, readout)
+
+    def _leans(self, unit: UnitScore, mode: Mode) -> bool:
+        """Whether some parameter's interval is so much of its posterior that there the line is bent: what is normal on it is not in its values."""
+        low, high = self.learner.simulator.units.parameters.box
+        sds = np.sqrt((np.asarray(mode.factor) ** 2).sum(1))
+        return self.learner.learned.layout(unit) is not None and bool((sds[np.isfinite(high - low)] > MAX_LINE_SD).any())
 
     def unmended(self, unit: UnitScore, x: Float[Array, "n p"], num_units: int) -> tuple[DataTerms, Mode]:
         """The posterior that the score gives over its whole region, nothing mended near it: where it lies, without a simulation."""

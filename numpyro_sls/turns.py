@@ -29,8 +29,24 @@ NUM_TURNS = 24  # fewer where the simulations do not reach for them
 NUM_POOLED = 4  # turns whose draws are taken together: one turn's alone overshoot
 NUM_SEARCHING = 12  # turns until the place is about right; what is measured in the others is added up
 LAST_SHARE = 0.4  # of the simulations for the last turn
+SEARCHING_SHARE, FIRST_SHARE = 0.2, 0.15  # for all turns of the search, and for the first one with second-order terms, where there are such
 THIRD_NOISE = 0.1  # in squared posterior sds, all coordinates together, that second-order terms of the mean may bring
-HOTTEST = 4.0  # temperature of the chains over which those are measured: beyond the draws a cubic potential can have modes of its own
+# Beyond the places where those are measured a cubic potential can have modes of its own, or hide the right one: chains at
+# temperatures up to this, and before the last turn as many places again from the region, in sds of the training.
+HOTTEST, WIDE = 4.0, 0.7
+
+
+def _plan(num_batches: int, second_order: bool) -> list[int]:
+    """Batches for every turn."""
+    if not second_order:
+        num_before = min(NUM_TURNS - 1, int((1 - LAST_SHARE) * num_batches))
+        each = int((1 - LAST_SHARE) * num_batches) // num_before
+        return [each] * num_before + [num_batches - each * num_before]
+    num_wide = NUM_TURNS - NUM_SEARCHING - 2
+    shares = [SEARCHING_SHARE / NUM_SEARCHING] * NUM_SEARCHING + [FIRST_SHARE]
+    shares += [(1 - LAST_SHARE - SEARCHING_SHARE - FIRST_SHARE) / num_wide] * num_wide
+    before = [max(1, int(share * num_batches)) for share in shares]
+    return [*before, max(1, num_batches - sum(before))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,28 +62,29 @@ class Turns:
         """Remove the mean of the score over draws of the posterior that it gives, and over those of the posterior that this gives."""
         theta, d = None, unit.proposal.dim
         num_batches = max(2, max_simulations // (LARGE[0] * LARGE[1]))
-        num_before = min(NUM_TURNS - 1, int((1 - LAST_SHARE) * num_batches))
-        each = int((1 - LAST_SHARE) * num_batches) // num_before
-        num_each = [each] * num_before + [num_batches - each * num_before]
+        second_order = (
+            num_batches > NUM_TURNS and num_third(d) * float(data.num_units) <= THIRD_NOISE * (1 - SEARCHING_SHARE) * max_simulations
+        )
+        num_each = _plan(num_batches, second_order)
         recent: list[Array] = []
-        totals, num_summed, frame, hot = None, 0, None, False
+        totals, frame, third = None, None, False
         for i, num in enumerate(num_each):
             key_draw, key_sums, key_rows = jax.random.split(jax.random.fold_in(rng_key, i), 3)
             if i == 0:
                 # First over the middle of the region: with its mean still in it, a score can send the posterior anywhere.
-                middle = 0.5 * jax.random.normal(key_draw, (NUM_CHAINS * NUM_KEPT, d))
-                drawn = jax.vmap(unit.proposal.unwhiten)(middle)
+                drawn = self._over_region(key_draw, unit, 0.5)
             else:
-                drawn = theta = self.draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:], HOTTEST if hot else 1.0)
-            recent = [*recent, drawn][-(i - NUM_SEARCHING if hot else NUM_POOLED) :]
+                drawn = theta = self.draws(key_draw, unit, data, None if theta is None else theta[-NUM_CHAINS:], HOTTEST if third else 1.0)
+            recent = [*recent, drawn][-(i - NUM_SEARCHING if third else NUM_POOLED) :]
             pool = jnp.concatenate(recent)
-            data, mode = around_draws(self._posterior(unit), data, pool)
+            data, _ = around_draws(self._posterior(unit), data, pool)
             if i <= NUM_SEARCHING:
-                totals, num_summed, frame = None, 0, data.local
+                totals, frame = None, data.local
             assert frame is not None
+            third = second_order and i >= NUM_SEARCHING
+            if third and i < len(num_each) - 1:
+                pool = jnp.concatenate([pool, self._over_region(key_draw, unit, WIDE, len(pool))])
             totals = self._totals(totals, key_sums, key_rows, pool, unit, frame, num)
-            num_summed += num * LARGE[0] * LARGE[1]
-            third = hot = i >= NUM_SEARCHING and num_third(d) * float(data.num_units) <= THIRD_NOISE * num_summed
             offset, slope, tensor = jax.tree.map(jnp.asarray, solve_mean(totals, d, third))
             data = data._replace(local=frame._replace(offset=offset, slope=slope, third=tensor))
         assert theta is not None
@@ -75,6 +92,10 @@ class Turns:
         theta = self.draws(jax.random.fold_in(rng_key, len(num_each)), unit, data, theta[-NUM_CHAINS:])
         last, mode = around_draws(self._posterior(unit), data, theta)
         return last._replace(local=data.local), mode
+
+    def _over_region(self, rng_key: Array, unit: UnitScore, width: float, num: int = NUM_CHAINS * NUM_KEPT) -> Array:
+        """Draws of a normal, relative to that of the training."""
+        return jax.vmap(unit.proposal.unwhiten)(width * jax.random.normal(rng_key, (num, unit.proposal.dim)))
 
     def _totals(
         self, totals: MeanSums | None, key_sums: Array, key_rows: Array, pool: Array, unit: UnitScore, local: Local, num: int
