@@ -17,7 +17,7 @@ from numpyro_sls.dynamics import point_at, score_in_delta, to_delta, to_theta
 from numpyro_sls.inputs import make_layout
 from numpyro_sls.leaning import around_draws
 from numpyro_sls.metrics import w1
-from numpyro_sls.score import PosteriorScore
+from numpyro_sls.score import Mode, PosteriorScore
 from numpyro_sls.turns import Turns
 from tests.exact import exact_fit
 
@@ -90,3 +90,13 @@ def test_turns_remove_a_mean_that_is_quadratic_in_the_parameter(leaning):
     coverage = found.coverage(levels)[:, 0]
     assert np.all((coverage > low) & (coverage < high)), coverage
     assert found.num_dropped == 0
+
+
+def test_a_posterior_as_wide_as_its_interval_goes_to_the_turns(leaning):
+    """Of p in (0, 1), 0.5 on the line is much, 0.1 is not; without a layout there is nothing to go to."""
+    fit, unit, _ = leaning
+    one = jnp.ones(1)
+    wide, narrow = (Mode(0 * one, sd * jnp.eye(1), 0 * one, jnp.eye(1), jnp.zeros(())) for sd in (0.5, 0.1))
+    assert fit.conditioner._leans(unit, wide)
+    assert not fit.conditioner._leans(unit, narrow)
+    assert not fit.conditioner._leans(fit.posterior.unit, wide)
