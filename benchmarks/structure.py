@@ -10,6 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 import numpy as np
 from numpyro.distributions import biject_to, constraints
 
@@ -25,6 +26,7 @@ def monotone_log_likelihood(params, x):
 
 
 PLAIN = {"focus": None, "target": "implicit", "coordinates": "unconstrained"}
+DEFAULT = 4_000_000  # units for a variant
 PENALTY = CurvaturePenalty(ladder=(1e-2,))
 
 
@@ -63,7 +65,7 @@ def run_variants(options) -> None:
     for seed in options.seeds:
         xy = monotone.simulate_data(random.key(100 + seed))
         draws = {"theta": monotone.exact_posterior(random.key(2), xy)}
-        for name, settings in variants(options.simulations or 4_000_000).items():
+        for name, settings in variants(options.simulations or DEFAULT).items():
             if options.variants and name not in options.variants:
                 continue
             fit, cost = fitted(monotone.model, random.key(seed), xy, **settings)
@@ -154,7 +156,7 @@ LOSSES = {"loss-1": "one row", "loss-n": "1000 rows", "loss-n-posterior": "the d
 def picture() -> None:
     """The losses of the variants, averaged over seeds: a table on the screen and a figure in docs/."""
     latest = {(row["variant"], row["seed"]): row for row in rows("variants")}
-    names = [name for name in variants(1) if any(name == key[0] for key in latest)]
+    names = [name for name in variants(DEFAULT) if any(name == key[0] for key in latest)]
     mean = {(name, k): np.mean([row[k] for key, row in latest.items() if key[0] == name]) for name in names for k in LOSSES}
     print("| model | " + " | ".join(LOSSES.values()) + " | units simulated |\n|---|" + "---|" * (len(LOSSES) + 1))
     for name in names:
@@ -167,6 +169,7 @@ def picture() -> None:
         panel.set(xscale="log", title=title, xlabel="error / size of the true score")
         panel.bar_label(panel.containers[0], [f"{v:.2g}" for v in values], padding=2, fontsize=8)
         panel.set_xlim(min(values) / 2, max(values) * 5)
+        panel.xaxis.set_minor_formatter(NullFormatter())
     panels[0].invert_yaxis()
     figure.savefig("docs/variants.png", dpi=110)
 
