@@ -56,7 +56,7 @@ def table(rows: list[dict]) -> str:
         "Defaults only, no settings for any model; 4 chains x 2000 draws against NUTS on the likelihood written down (4 x 2000 draws). W1 is the largest",
         "1-Wasserstein distance of a marginal in exact sds, the sd ratio the one furthest from 1. The bars are 0.15 and 0.9-1.1. Two sets of exact draws of",
         "this size differ by about 0.03. Made by `make benchmark` and `python -m benchmarks.foundation --table`; seconds are those of the machine in the last line,",
-        "compilation included, other jobs beside. The last column is what `diagnose` finds wrong.",
+        "compilation included. The last column is what `diagnose` finds wrong.",
         "",
         "| model | n | target | seed | W1 | sd ratio | units simulated | seconds | within the bars | `diagnose` |",
         "|---|---|---|---|---|---|---|---|---|---|",

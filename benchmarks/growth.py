@@ -11,7 +11,6 @@ standard normal priors. With z integrated out the rows are normal, so that NUTS 
 import argparse
 import time
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +19,12 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from benchmarks.common import distances, fitted, options, rows, sampled, save
+from benchmarks.rivals import METHODS, make_problem
 
 ROWS = (100, 1000, 10_000, 100_000, 1_000_000)  # with 4 parameters
 PARAMETERS = (2, 4, 10, 20, 50)  # with 200 rows
 FEW = {"rows": 4, "parameters": 200}
-NLE_MOST = {"rows": 1000, "parameters": 20}  # more would take hours: a draw needs the flow at every row, a slice sampler every parameter
+NLE_MOST = {"rows": 1000, "parameters": 20}  # a draw needs the flow at every row, and the slice sampler goes through every parameter
 
 
 def model(x):
@@ -77,23 +77,12 @@ def run_ours(x, exact: np.ndarray) -> dict:
 
 def run_nle(x, exact: np.ndarray, num_rows: int) -> dict:
     """sbi's NLE as in `rivals`."""
-    from benchmarks.rivals import Problem
-    from benchmarks.rivals import run_nle as nle
-    from numpyro_sls import SLS
-
-    units, _ = SLS(model, target="implicit").units_of((x,), {})
-    dim = units.parameters.dim
-    simulate = jax.jit(
-        lambda key, theta, m: jax.vmap(lambda k, t: units.simulate_x(k, t, m))(random.split(key, len(theta)), theta), static_argnums=2
+    problem = make_problem(
+        model, x, lambda params: jnp.concatenate([params["loc"], params["log_sd"]]), exact, lambda draws: distances(draws, exact)
     )
-
-    def constrain(theta):
-        found = jax.vmap(units.parameters.constrain)(theta)
-        return jnp.concatenate([found["loc"], found["log_sd"]], axis=1)
-
-    problem = Problem(np.asarray(units.observed()), dim, simulate, constrain, exact, lambda draws: distances(draws, exact))
     start = time.perf_counter()
-    draws = np.asarray(constrain(jnp.asarray(nle(problem, 0, num_rows, 1000), jnp.float32)))
+    theta = METHODS["nle"](problem, 0, num_rows, 1000)
+    draws = np.asarray(problem.constrain(jnp.asarray(theta, jnp.float32)))
     return {**problem.report(draws), "seconds": time.perf_counter() - start, "units": num_rows}
 
 

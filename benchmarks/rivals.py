@@ -61,6 +61,11 @@ def problem_of(task: str, i: int, options_: argparse.Namespace) -> Problem:
             return {"ks": float(ks(draws, exact).mean()), "w1": float(distance.mean())}
     else:
         raise ValueError(f"{task!r} is not known here; use queue or monotone.")
+    return make_problem(model, x, compared, exact, report)
+
+
+def make_problem(model: Callable, x: jax.Array, compared: Callable, exact: np.ndarray, report: Callable) -> Problem:
+    """A model and its data, as the methods here want them."""
     units, _ = SLS(model, target="implicit", smoothing=False).units_of((x,), {})
     simulate = jax.jit(
         lambda key, theta, m: jax.vmap(lambda k, t: units.simulate_x(k, t, m))(random.split(key, len(theta)), theta), static_argnums=2

@@ -1,4 +1,4 @@
-"""Forty cells light up after transfection: a stochastic differential equation with random effects, and thirteen unknowns.
+"""Forty cells light up after transfection: a stochastic differential equation with random effects, and twelve unknowns.
 
     python examples/mrna_transfection.py --data egfp_40ind_log_observations.csv [--small] [--output examples/output]
 
