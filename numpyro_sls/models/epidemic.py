@@ -158,11 +158,11 @@ def summaries(
     return jnp.concatenate([see(start)[None], seen])
 
 
-def simulate_data(rng_key: Array, num_floors: int = 5) -> Float[Array, "52 b"]:
-    """A hospital at the truth."""
+def simulate_data(rng_key: Array, num_floors: int = 5, beta: Float[Array, " b"] | None = None) -> Float[Array, "52 b"]:
+    """A hospital at the truth, or with other rates."""
     key_start, key_infected, *keys = jax.random.split(rng_key, 5)
     n = PER_FLOOR * num_floors
     start = jax.random.bernoulli(key_start, ALPHA, (n,)).astype(float)
     found, leaves, ill = (jax.random.bernoulli(k, p, (NUM_WEEKS - 1, n)).astype(float) for k, p in zip(keys, WEEKLY.values(), strict=True))
-    infected = Infections(TRUTH[num_floors], start, leaves, ill).sample(key_infected)
+    infected = Infections(TRUTH[num_floors] if beta is None else beta, start, leaves, ill).sample(key_infected)
     return summaries(start, infected, found, leaves, ill, num_floors)
