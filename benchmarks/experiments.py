@@ -80,18 +80,21 @@ def _against(task: str, found: argparse.Namespace, model, x, exact: np.ndarray, 
         save(task, seed=seed, variant=variant, **distances(ours, exact), outside=outside, **cost)
 
 
-PER_FIT = 10  # hospitals that one fit is used for
+PER_FIT = 10  # hospitals with five floors that one fit is used for
 
 
 def run_epidemic(found: argparse.Namespace) -> None:
-    """Widths, errors and coverage of the rates of a hospital with five floors, one fit under the prior for ten hospitals."""
-    truth = np.asarray(epidemic.TRUTH[5])
-    for i in range(found.first, found.first + found.repetitions):
-        s = epidemic.simulate_data(random.key(100 + i))
-        if i == found.first or i % PER_FIT == 0:
-            fit, cost = fitted(epidemic.model, random.key(i), s, **epidemic.SETTINGS)
-        draws, outside = sampled(fit, s)
-        save("epidemic", seed=i, **covered(np.exp(draws["log_beta"]), truth), outside=outside, **cost)
+    """Widths, errors and coverage of the rates: five floors with one fit under the prior for ten hospitals, ten floors with a fit each."""
+    for floors in found.floors:
+        truth = np.asarray(epidemic.TRUTH[floors])
+        for i in range(found.first, found.first + found.repetitions):
+            s = epidemic.simulate_data(random.key(100 + i), floors)
+            if floors != 5 or i == found.first or i % PER_FIT == 0:
+                fit, cost = fitted(epidemic.model, random.key(i), s, **(epidemic.SETTINGS if floors == 5 else epidemic.TEN_FLOORS))
+            draws, outside = sampled(fit, s)
+            beta = np.exp(draws["log_beta"])
+            quantiles = np.quantile(beta, [0.025, 0.5, 0.975], axis=0).tolist()
+            save("epidemic", seed=i, floors=floors, quantiles=quantiles, **covered(beta, truth), outside=outside, **cost)
 
 
 def run_mrna(found: argparse.Namespace) -> None:
@@ -120,7 +123,7 @@ RUN = {
 
 def main() -> None:
     """Run what was asked for."""
-    found = options(__doc__, 20, 1, tasks=list(RUN), variants=["single"], simulations=0)
+    found = options(__doc__, 20, 1, tasks=list(RUN), variants=["single"], simulations=0, floors=[5])
     for task in found.tasks:
         RUN[task](found)
 
