@@ -75,7 +75,9 @@ def queue_table() -> str:
     lines = [triples(found, "ours")]
     exact = [r for r in found if "exact width" in r]
     if exact:
-        lines.append(["the exact posterior", str(len(exact)), ", ".join(mean_of(exact, "exact error")), ", ".join(mean_of(exact, "exact width")), ""])
+        lines.append(
+            ["the exact posterior", str(len(exact)), ", ".join(mean_of(exact, "exact error")), ", ".join(mean_of(exact, "exact width")), ""]
+        )
     for (method, units), rivals in _rivals("queue").items():
         lines.append(triples(rivals, f"{method} here, {units:.0e} rows"))
     for name, r in QUEUE.items():
@@ -97,7 +99,11 @@ def _rivals(problem: str) -> dict[tuple[str, int], list[dict]]:
 def _rival_seconds(problem: str) -> str:
     """How long the rivals took, mean over data sets."""
     parts = [f"{m} {np.mean([r['seconds'] for r in found]):.0f} s ({u:.0e} rows)" for (m, u), found in _rivals(problem).items()]
-    return f" The rivals, fit and draws: {', '.join(parts)}; {made(sum(_rivals(problem).values(), []))}" if parts else ""
+    return (
+        f" The rivals, fit and draws: {', '.join(parts)}; {made([r for found in _rivals(problem).values() for r in found])}"
+        if parts
+        else ""
+    )
 
 
 def monotone_table() -> str:
@@ -148,7 +154,16 @@ def epidemic_table(floors: int) -> Callable[[], str]:
         lines = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
         total = [f"{np.mean([np.sum(r['width']) for r in part]):.3f}" if part else "" for part in (ours, reference)]
         lines.append(["sum", "", *total, f"{sum(paper.width):.3f}", "", "", ""])
-        head = ["", "error", "width, ours", "width, reference", "width, the paper's", "covered, ours", "covered, reference", "covered, the paper's"]
+        head = [
+            "",
+            "error",
+            "width, ours",
+            "width, reference",
+            "width, the paper's",
+            "covered, ours",
+            "covered, reference",
+            "covered, the paper's",
+        ]
         more = ""
         if both:
             shift = np.array([r["log shift"] for r in (_against(a, b) for a, b in both)])
@@ -193,7 +208,9 @@ def sbibm_table() -> str:
             some = [r for key, r in found.items() if key[:2] == (name, way)]
             cells.append(f"{mean_of(some, 'c2st')[0]}, {len(some)}" if some else "")
         lines.append([name, *cells, *(f"{theirs[name, a]:.3f}" for a in PUBLISHED)])
-    return "\n\n".join([table(["task", "black box", "traced", *PUBLISHED], lines), f"{spent(list(found.values()))} {made(list(found.values()))}"])
+    return "\n\n".join(
+        [table(["task", "black box", "traced", *PUBLISHED], lines), f"{spent(list(found.values()))} {made(list(found.values()))}"]
+    )
 
 
 def growth_table() -> str:
@@ -204,7 +221,9 @@ def growth_table() -> str:
         ours, nle = found.get((what, size, "ours")), found.get((what, size, "nle"))
         either: dict[str, Any] = ours or nle or {}
         cells = [str(either["num"]), str(either["dim"])]
-        cells += [f"{max(ours['w1']):.2f}", f"{ours['units']:.1e}", f"{ours['seconds']:.0f}", f"{ours['sampling']:.0f}"] if ours else [""] * 4
+        cells += (
+            [f"{max(ours['w1']):.2f}", f"{ours['units']:.1e}", f"{ours['seconds']:.0f}", f"{ours['sampling']:.0f}"] if ours else [""] * 4
+        )
         cells += [f"{max(nle['w1']):.2f}", f"{nle['units']:.1e}", f"{nle['seconds']:.0f}"] if nle else [""] * 3
         lines.append(cells)
     head = ["rows", "parameters", "ours: W1", "units", "fit, s", "sampling, s", "NLE: W1", "units", "fit and draws, s"]

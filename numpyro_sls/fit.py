@@ -33,7 +33,7 @@ from numpyro_sls.notices import (
     warn_of_supports,
 )
 from numpyro_sls.objectives import TARGETS, CurvaturePenalty
-from numpyro_sls.preparation import Clock, fingerprint, first_proposal, moving_supports, prior_moments, smoothed
+from numpyro_sls.preparation import Clock, fingerprint, first_proposal, make_room, moving_supports, prior_moments, smoothed
 from numpyro_sls.proposal import FromRestarts, Proposal, WorthUnits, default_kappa, from_restarts, in_box, information_of, worth_units
 from numpyro_sls.score import LearnedScore, Mode, PosteriorScore, UnitScore
 from numpyro_sls.simulate import Simulations, Simulator
@@ -62,6 +62,8 @@ class SLS:
     :param smoothing: noise on the data, for observations whose support moves with a parameter; None: if the trace shows that, False: never.
     :param support: for such parameters, by site, a function from the numbers of a unit (of the data set, unless units="plate") to
         (low, high), None for no bound: training is weighted to hold at that boundary, and the posterior ends there.
+    :param symmetry: a function (rng_key, theta, x) -> (theta, x) that draws, from the flat unconstrained parameters and the (m, p) units at
+        them, a pair that is as likely under prior and model: floors or arms that are exchangeable. A table of simulations is then worth more.
     :param coordinates: "unconstrained", or "constrained" to learn sites on an interval as they are, weighted at its ends.
     :param localization: how the region that matters is found; None: train under the prior.
     :param training: budget and optimizer.
@@ -86,6 +88,7 @@ class SLS:
     network: Network = SeparablePotential()
     smoothing: Smoothing | bool | None = None
     support: Mapping[str, Callable] | None = None
+    symmetry: Callable | None = None
     coordinates: str = "unconstrained"
     localization: Localization | None = Localization()
     training: Training = Training()
@@ -118,6 +121,11 @@ class SLS:
                 "support= states that the support of the data moves with a parameter: the score then does not have mean zero, and cannot be debiased. "
                 "Add debias=None, with units='additive' or 'whole' so that nothing needs to be; or use smoothing=Smoothing() instead of support=."
             )
+        if self.symmetry is not None and (self.localization is not None or self.target != "implicit"):
+            raise ValueError(
+                "symmetry= turns simulations under the prior into others that are as likely: it goes with localization=None and target='implicit'. "
+                "A proposal beside the prior is not symmetric, and a joint score would have to be turned too."
+            )
         if self.curvature is not None:  # its batches are larger, and the budget must hold enough of them
             curvature_training(self.training, self.curvature)
         if self.debias is not None and self.debias.method == "projected" and isinstance(self.network, Ensemble):
@@ -143,6 +151,7 @@ class SLS:
 
     def run(self, rng_key: Array, *model_args, progress_bar: bool = True, **model_kwargs) -> SLSFit:
         """Fit the score for these data; everything random follows from the key."""
+        make_room()
         show, clock = progress(progress_bar), Clock()
         units, smoothing = self.units_of(model_args, model_kwargs)
         simulator, observed, num_units = Simulator(units), smoothed(units.observed(), smoothing, units), units.num_units
@@ -229,6 +238,7 @@ class SLS:
             self.focus,
             boundary,
             units.num_units if self.units == "additive" else 1,
+            self.symmetry,
         )
 
     def _learn(

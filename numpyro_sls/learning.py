@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_sls.boundary import BoundaryWeight
 from numpyro_sls.focus import Focus, FocusTerms, focused, make_focus, out_of_reach
-from numpyro_sls.inputs import Standardizer, make_layout, make_standardizer
+from numpyro_sls.inputs import Standardizer, embedded_standardizer, make_layout, make_standardizer
 from numpyro_sls.networks import SeparablePotential
 from numpyro_sls.objectives import CurvaturePenalty, blend_loss, curvature_loss, joint_weights
 from numpyro_sls.proposal import Proposal
@@ -38,6 +38,8 @@ class ScoreContext(NamedTuple):
 
 HELD_OUT_THETAS = 256
 START_WORK, START_MEMORY = 3e11, 10_000_000  # multiplications for the first weights at most, and numbers held at once
+NUM_TURNS = 4  # of a table by the model's symmetry, for the first weights
+MOMENT_EPOCHS = 8  # passes over a table in which an embedding is taught; more, and its moments are those of the table
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 
 
@@ -55,6 +57,7 @@ class Learner:
     focus: Focus | None = None
     boundary: BoundaryWeight | None = None
     matched: int = 1  # units whose summed score is matched: one, or a whole data set (the n-model)
+    symmetry: Callable | None = None
 
     def __getstate__(self) -> dict:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # without what was compiled
@@ -84,16 +87,31 @@ class Learner:
         context, weights = self.prepare(key_init, pilot, proposal)
         context = context._replace(table=table, focus=self._proposal_focus(key_source, proposal, stage, pilot))
         held_out = held_out if context.focus is None else focused(key_source, held_out, context.focus, held_out.ok.shape[1])
+        if self.learned.network.moments:
+            # Of a stream half of the units; a table has room for both, and a few passes over it are the most that a mean needs.
+            num_first = num_steps // 2 if table is None else -(-num_steps * MOMENT_EPOCHS // max(self.training.num_epochs, MOMENT_EPOCHS))
+            weights = self.teach(jax.random.fold_in(key_train, 1), weights, held_out, context, num_first, stage)
+            num_steps = num_steps - num_first if table is None else num_steps
         weights = weights if table is None else self.start(weights, context, table)
         weights, curve = self.train(self._score_trainer, key_train, weights, held_out, context, num_steps, stage)
         self.count_stream(stage, table, curve, self.training.num_thetas * self.num_simulated_per_theta)
         return UnitScore(weights, proposal, context.standardizer, None), curve
+
+    def teach(self, rng_key: Array, weights: Any, held_out: Batch, context: ScoreContext, num_steps: int, stage: str) -> Any:
+        """An embedding that knows the moments of theta given x. The whole length is run: what is best is only found as the rate decays."""
+        name = f"{stage}, moments"
+        weights, curve = self.train(self._moment_trainer, rng_key, weights, held_out, context, num_steps, name, patience=num_steps)
+        self.count_stream(stage, context.table, curve, self.training.num_thetas * self.num_simulated_per_theta)
+        return weights
 
     def start(self, weights: Any, context: ScoreContext, table: Batch) -> Any:
         """First weights solved for on the table, where the network has such."""
         network, d = self.learned.network.solvable, context.proposal.dim
         if network is None or self.matched > 1 or self.boundary is not None:
             return weights
+        if self.symmetry is not None:
+            copies = [self._turned(jax.random.key(i), table) for i in range(NUM_TURNS)]
+            table = jax.tree.map(lambda *a: jnp.concatenate(a), *copies)
         batch = table if context.focus is None else table._replace(weight=table.weight * context.focus.weight(table.x))
         own = weights[0] if isinstance(weights, list) else weights
         f, groups = network.groups(own, context.standardizer(table.x[0]), d)
@@ -186,7 +204,9 @@ class Learner:
         s = unit.proposal.score_in_theta(theta, s - s.mean(0))
         return s.T @ s / batch.ok.sum()
 
-    def train(self, trainer, rng_key, weights, held_out, context, num_steps, stage, learning_rate=None) -> tuple[Any, LossCurve]:
+    def train(
+        self, trainer, rng_key, weights, held_out, context, num_steps, stage, learning_rate=None, patience=None
+    ) -> tuple[Any, LossCurve]:
         return train(
             trainer,
             rng_key,
@@ -195,7 +215,7 @@ class Learner:
             context,
             num_steps,
             learning_rate=learning_rate or self.training.learning_rate,
-            patience=None if context.table is None else self.training.patience,
+            patience=None if context.table is None else patience or self.training.patience,
             description=stage,
             progress_bar=self.progress_bar,
         )
@@ -211,7 +231,7 @@ class Learner:
             t = t.sum(1) / np.sqrt(self.matched) if self.matched > 1 else t.reshape(-1, proposal.dim)
             network = self.learned.network
             embedded = getattr(getattr(network, "network", network), "embedding", None) is not None  # also of an ensemble's members
-            standardizer = make_standardizer(x, None if embedded else np.asarray(self.simulator.units.covariates))
+            standardizer = embedded_standardizer(x) if embedded else make_standardizer(x, np.asarray(self.simulator.units.covariates))
             weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
             low, high = self.simulator.units.parameters.box
             if proposal.low is None and np.isfinite(low).any():
@@ -244,6 +264,13 @@ class Learner:
     def _proposal_focus(self, rng_key: Array, proposal: Proposal, stage: str, pilot: Batch) -> FocusTerms | None:
         key_theta, key_units = jax.random.split(rng_key)
         return self.focus_terms(key_units, proposal.sample(key_theta, FOCUS_THETAS), proposal.frame()[0], stage, pilot)
+
+    def _turned(self, rng_key: Array, batch: Batch) -> Batch:
+        """The same batch as it might have been too, by the model's symmetry."""
+        if self.symmetry is None:
+            return batch
+        theta, x = jax.vmap(self.symmetry)(jax.random.split(jax.random.fold_in(rng_key, 1), len(batch.theta)), batch.theta, batch.x)
+        return batch._replace(theta=theta, x=x)
 
     def source(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[Batch, Batch, Batch | None, int]:
         """Units to look at first, held-out ones, a table (None: a stream), and how many steps the budget allows."""
@@ -282,7 +309,7 @@ class Learner:
         """From the table if there is one, else simulated; and how many of the simulations failed, before the focus leaves those out."""
         if table is not None:
             rows = jax.random.randint(rng_key, (self.training.num_thetas,), 0, table.theta.shape[0])
-            batch = jax.tree.map(lambda a: a[rows], table)
+            batch = self._turned(rng_key, jax.tree.map(lambda a: a[rows], table))
             return batch if focus is None else focused(rng_key, batch, focus, self.num_per_theta), jnp.zeros((), int)
         key_theta, key_units, key_keep = jax.random.split(rng_key, 3)
         theta = proposal.sample(key_theta, self.training.num_thetas)
@@ -338,6 +365,17 @@ class Learner:
     def _score_trainer(self) -> Trainer:
         def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
             return self._losses(weights, batch, context, False)[0]
+
+        return make_trainer(loss_fn, lambda key, context: self.next_batch(key, context.proposal, context.table, context.focus))
+
+    @cached_property
+    def _moment_trainer(self) -> Trainer:
+        def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
+            def at(theta, x, weight):
+                eta, z = context.proposal.whiten(theta), context.standardizer(x)
+                return sum(jnp.mean(weight * network.moment_loss(own, eta, z)) for network, own in self.learned.network.each(weights))
+
+            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.weight))
 
         return make_trainer(loss_fn, lambda key, context: self.next_batch(key, context.proposal, context.table, context.focus))
 

@@ -78,6 +78,12 @@ class Network:
         """What of x a linear readout may use near the posterior; nothing unless the network says so."""
         return jnp.zeros((x.shape[0], 0))
 
+    moments: bool = False  # whether something is to be taught before the score
+
+    def moment_loss(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
+        """How far the embedding is from the moments of theta given x; its minimum over all functions is those."""
+        raise NotImplementedError
+
     def each(self, weights: Weights) -> list[tuple["Network", Weights]]:
         """The networks that are trained, each by its own loss."""
         return [(self, weights)]
@@ -109,6 +115,8 @@ class SeparablePotential(Network):
     :param depth: hidden layers of each of the two networks.
     :param embedding: a flax module that turns the standardized numbers of m units, (m, p), into (m, r) features before c
         sees them: a convolution for a series, an image network. It reshapes as it needs.
+    :param moments: teach the embedding first what E[theta | x] and E[theta^2 | x] are, by regression, and let c see these 2 d numbers
+        only: for many numbers and few simulations. A score's noise is that of its targets; a mean's is much less.
 
     **Example:**
 
@@ -122,7 +130,14 @@ class SeparablePotential(Network):
     depth: int = 2
     quadratic: bool | None = None
     embedding: nn.Module | None = None
+    moments: bool = False
     has_potential = True
+
+    def __post_init__(self):
+        if self.moments and self.embedding is None:
+            raise ValueError(
+                "SeparablePotential(moments=True) teaches an embedding; give one: SeparablePotential(embedding=..., moments=True)."
+            )
 
     def _num_products(self, dim: int) -> int:
         return dim * (dim + 1) // 2 if (dim <= MOST_QUADRATIC if self.quadratic is None else self.quadratic) else 0
@@ -137,6 +152,8 @@ class SeparablePotential(Network):
     def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
         key_c, key_phi, key_skip, key_embed = jax.random.split(rng_key, 4)
         weights, embedded = _init_embedding(self.embedding, key_embed, num_inputs)
+        if self.moments:
+            weights["moments"], embedded = nn.Dense(2 * dim).init(key_embed, jnp.zeros(embedded)), 2 * dim
         return {
             **weights,
             "c": self._summary(dim).init(key_c, jnp.zeros(embedded)),
@@ -151,14 +168,28 @@ class SeparablePotential(Network):
     def solvable(self) -> "SeparablePotential":
         return self
 
+    def moment_loss(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
+        targets = jnp.concatenate([theta, (theta**2 - 1) / np.sqrt(2)])
+        return jnp.mean((self._moments(weights, x) - targets) ** 2, axis=1)
+
+    def _moments(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m k"]:
+        """Of theta given x, where each is standard normal without x."""
+        return jnp.asarray(
+            nn.Dense(weights["moments"]["params"]["bias"].shape[0]).apply(weights["moments"], _embed(self.embedding, weights, x))
+        )
+
+    def _seen_of(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m r"]:
+        """What c sees of a unit."""
+        return jax.lax.stop_gradient(self._moments(weights, x)) if self.moments else _embed(self.embedding, weights, x)
+
     def summary(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> Float[Array, "m k"]:
         """c(x): what the score keeps of a unit."""
-        x = _embed(self.embedding, weights, x)
+        x = self._seen_of(weights, x)
         return self._summary(dim).apply(weights["c"], x) + x @ weights["skip"]
 
     def features(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m f"]:
         """The last hidden layer of c and its inputs: everything of which c(x) is a linear function."""
-        x = _embed(self.embedding, weights, x)
+        x = self._seen_of(weights, x)
         return jnp.concatenate([hidden_layer(weights["c"], x, nn.silu), x], axis=-1)
 
     def basis(self, weights: Weights, theta: Float[Array, " d"]) -> Float[Array, " k"]:
@@ -202,7 +233,7 @@ class SeparablePotential(Network):
 
     def groups(self, weights: Weights, x: Float[Array, "m q"], dim: int) -> tuple[Float[Array, "m r"], list[tuple[np.ndarray, np.ndarray]]]:
         """Inputs with a constant in front, and nested groups of (inputs, entries of phi) whose coefficients can be solved for."""
-        z = _embed(self.embedding, weights, x)
+        z = self._seen_of(weights, x)
         num = z.shape[1] if self.embedding is not None else z.shape[1] // NUM_VIEWS
         one, linear, others = np.arange(1), 1 + np.arange(num), 1 + np.arange(num, z.shape[1])
         values, given = np.arange(dim), np.arange(dim + self._num_products(dim))
@@ -312,6 +343,10 @@ class Ensemble(Network):
     @property
     def has_potential(self) -> bool:  # type: ignore[override]
         return self.network.has_potential
+
+    @property
+    def moments(self) -> bool:  # type: ignore[override]
+        return self.network.moments
 
     def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
         return [self.network.init(key, dim, num_inputs) for key in jax.random.split(rng_key, self.num_members)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import hashlib
 from itertools import pairwise
+from pathlib import Path
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpyro_sls.localization import Localized
 from numpyro_sls.proposal import Proposal, worth_units
 from numpyro_sls.units import Units
 
-__all__ = ["Clock", "fingerprint", "first_proposal", "key_of", "moving_supports", "prior_moments", "smoothed"]
+__all__ = ["Clock", "fingerprint", "first_proposal", "key_of", "make_room", "moving_supports", "prior_moments", "smoothed"]
 
 
 class Clock:
@@ -32,6 +33,19 @@ class Clock:
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
+
+
+def make_room() -> None:
+    """Forget compiled programs before there is no room for more: each holds memory maps, of which a process may have 65 530.
+
+    JAX keeps the programs of models that were fitted before; past that number, after some eight fits, XLA fails to compile or crashes.
+    """
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+
+
+MOST_MAPS = 30_000
 
 
 def fingerprint(tree: Any) -> str:

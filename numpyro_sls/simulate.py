@@ -13,6 +13,9 @@ from numpyro_sls.units import Units
 __all__ = ["Batch", "Simulations", "Simulator"]
 
 
+MEMORY = 200_000_000  # numbers of simulated units that are held at once, beside their results
+
+
 class Batch(NamedTuple):
     """k parameter vectors with m units each; a failed simulation is zeroed, not ok and without weight."""
 
@@ -44,7 +47,15 @@ class Simulator:
 
     def batch_of(self, keys: Array, theta: Float[Array, "k d"], num_per_theta: int, spread: Float[Array, ""] | None = None) -> Batch:
         """The same with a key for every theta: two thetas with one key get the same random numbers."""
-        simulated = jax.vmap(lambda key, t: self.units.simulate(key, t, num_per_theta, spread))(keys, theta)
+        at_once = max(1, MEMORY // (num_per_theta * self.units.size))
+
+        def simulate(key, t):
+            return self.units.simulate(key, t, num_per_theta, spread)
+
+        if theta.shape[0] <= at_once:
+            simulated = jax.vmap(simulate)(keys, theta)
+        else:
+            simulated = jax.lax.map(lambda pair: simulate(*pair), (keys, theta), batch_size=at_once)
         ok = jnp.all(jnp.isfinite(simulated.x), -1)
         if self.units.density != "none":  # else it is zero, and XLA would take half a minute to fold that away
             ok &= jnp.all(jnp.isfinite(simulated.joint_score), -1)

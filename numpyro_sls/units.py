@@ -1,6 +1,7 @@
 """What one term of the additive score is: a row of the unit plate with its covariates, or the whole data set."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +51,13 @@ class Units:
     @property
     def num_units(self) -> int:
         return self.traced.num_units
+
+    @cached_property
+    def size(self) -> int:
+        """How many numbers a run of the model draws for one unit."""
+        theta, index = jnp.zeros(self.parameters.dim), jnp.zeros(1, jnp.int32)
+        run = jax.eval_shape(lambda key: self.traced.run(key, index, self.parameters.unflatten(theta)).values, jax.random.key(0))
+        return max(1, sum(int(np.prod(a.shape)) for a in jax.tree.leaves(run)))
 
     def observed(self) -> Float[Array, "n p"]:
         """The data set, one row a unit, covariates behind the observations."""

@@ -24,12 +24,14 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_sls.localization import Localization
 from numpyro_sls.model import Simulated
-from numpyro_sls.networks import SeparablePotential
+from numpyro_sls.networks import Ensemble, SeparablePotential
+from numpyro_sls.proposal import WorthUnits
 from numpyro_sls.reparametrize import indicator
 from numpyro_sls.training import Training
 
-__all__ = ["SETTINGS", "TRUTH", "Blocks", "Infections", "model", "simulate_data", "summaries"]
+__all__ = ["SETTINGS", "TEN_FLOORS", "TRUTH", "Floors", "Infections", "model", "other_floors", "simulate_data", "summaries"]
 
 ALPHA, GAMMA, ETA = 0.1, 0.05, 0.1
 NUM_WEEKS = 52
@@ -40,14 +42,37 @@ TRUTH: dict[int, Float[Array, " b"]] = {  # by the number of floors: beta_0, the
 }
 
 
-class Blocks(nn.Module):
-    """Every column averaged over stretches of weeks: a rate shows in how an epidemic grows, not in single weeks."""
+class Floors(nn.Module):
+    """What the weeks say of every floor and of the whole: floors are alike, so that what is learnt of one serves all."""
 
-    num_blocks: int = 4
+    num_blocks: int = 13  # stretches of weeks: a rate shows in how an epidemic grows, not in single weeks
+    width: int = 32
 
     @nn.compact
     def __call__(self, s: Float[Array, "m q"]) -> Float[Array, "m r"]:
-        return s.reshape(s.shape[0], self.num_blocks, NUM_WEEKS // self.num_blocks, -1).mean(2).reshape(s.shape[0], -1)
+        m = s.shape[0]
+        weeks = s.reshape(m, self.num_blocks, NUM_WEEKS // self.num_blocks, -1).mean(2)
+        floors, rooms = jnp.moveaxis(weeks[..., 1:-1], 1, 2), weeks[..., -1]
+        whole = jnp.concatenate([floors.mean(1), rooms], axis=-1)
+        h = self._layers(jnp.concatenate([floors, _beside(whole, floors)], axis=-1))
+        h = self._layers(jnp.concatenate([h, _beside(h.mean(1), h)], axis=-1))
+        g = self._layers(jnp.concatenate([h.mean(1), (h**2).mean(1), whole], axis=-1))
+        return jnp.concatenate([nn.Dense(2)(h).reshape(m, -1), nn.Dense(4)(g)], axis=-1)
+
+    def _layers(self, x: Array) -> Array:
+        return nn.silu(nn.Dense(self.width)(nn.silu(nn.Dense(self.width)(x))))
+
+
+def _beside(of_all: Float[Array, "m q"], floors: Float[Array, "m j r"]) -> Float[Array, "m j q"]:
+    return jnp.broadcast_to(of_all[:, None], (*floors.shape[:2], of_all.shape[-1]))
+
+
+def other_floors(rng_key: Array, theta: Float[Array, " b"], s: Float[Array, "m q"]) -> tuple[Float[Array, " b"], Float[Array, "m q"]]:
+    """The same hospitals with their floors in another order, which prior and model do not know."""
+    num = len(theta)
+    floors = 1 + jax.random.permutation(rng_key, num - 2)
+    order = jnp.concatenate([jnp.zeros(1, floors.dtype), floors, jnp.full(1, num - 1, floors.dtype)])
+    return theta[order], s.reshape(-1, NUM_WEEKS, num)[:, :, order].reshape(s.shape)
 
 
 # Eight thousand hospitals under the prior, as in the paper; what is learnt serves every hospital of that size.
@@ -57,8 +82,19 @@ SETTINGS: dict[str, Any] = {
     "target": "implicit",
     "localization": None,
     "debias": None,
-    "network": SeparablePotential(embedding=Blocks()),
-    "training": Training(num_simulations=8000, num_thetas=32, num_per_theta=1),
+    "symmetry": other_floors,
+    "network": Ensemble(SeparablePotential(num_features=16, width=32, depth=1, embedding=Floors(), moments=True)),
+    "training": Training(num_simulations=8000, num_thetas=32, num_per_theta=1, learning_rate=5e-3, num_epochs=40, patience=40),
+}
+
+
+# Ten floors under a prior twice as wide, nearly all of whose hospitals are full of infected: two rounds from the prior on find where
+# to look, and what is learnt there is for one hospital.
+TEN_FLOORS: dict[str, Any] = {
+    **{k: v for k, v in SETTINGS.items() if k != "symmetry"},
+    "localization": Localization(method="rounds"),
+    "proposal": WorthUnits(num_rounds=2),
+    "training": Training(num_simulations=20_000, num_thetas=32, num_per_theta=1, learning_rate=5e-3, num_epochs=30, patience=40),
 }
 
 
