@@ -1,6 +1,6 @@
-"""The rivals on the queue and the regression: NLE and NPE of the `sbi` package, rejection ABC by W1, synthetic likelihood.
+"""The rivals on the queue and the regression: NLE, NPE and SNPE of the `sbi` package, rejection ABC by W1, synthetic likelihood.
 
-make rivals TASK="queue --methods nle npe abc bsl --rows 1000000"
+make rivals TASK="queue --methods nle npe snpe abc bsl --rows 1000000"
 
 They run in an environment of their own (.venv-rivals: sbi and torch beside this package), on the same simulators, data and
 priors; the parameters are laid out on the line by the prior's normal quantiles, where that prior is standard normal.
@@ -98,8 +98,8 @@ def run_nle(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.nd
     return posterior.sample((num_draws,), x=torch.tensor(problem.x / scale), show_progress_bars=False).numpy()
 
 
-def run_npe(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.ndarray:
-    """Flow on an embedding that does not see the order of the rows."""
+def run_npe(problem: Problem, seed: int, num_rows: int, num_draws: int, num_rounds: int = 1) -> np.ndarray:
+    """Flow on an embedding that does not see the order of the rows; several rounds, each under the posterior before, are SNPE."""
     from sbi.inference import NPE
     from sbi.neural_nets import posterior_nn
     from sbi.neural_nets.embedding_nets import FCEmbedding, PermutationInvariantEmbedding
@@ -107,19 +107,32 @@ def run_npe(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.nd
 
     torch.manual_seed(seed)
     n, p = problem.x.shape
-    num_sets = num_rows // n
-    theta = random.normal(random.key(seed), (num_sets, problem.dim))
-    x = np.concatenate([np.asarray(problem.simulate(random.key(seed + i), theta[i : i + 500], n)) for i in range(0, num_sets, 500)])
-    scale = x.std((0, 1))
+    num_sets = num_rows // n // num_rounds
     rows = FCEmbedding(input_dim=p, num_hiddens=128, num_layers=3, output_dim=128)
     embedding = PermutationInvariantEmbedding(rows, trial_net_output_dim=128, num_hiddens=100, num_layers=2, output_dim=20)
-    trainer = NPE(
-        prior_of(problem), density_estimator=posterior_nn("maf", embedding_net=embedding, z_score_x="none"), show_progress_bars=False
-    )
-    trainer.append_simulations(torch.tensor(np.asarray(theta)), torch.tensor(x / scale))
-    trainer.train(training_batch_size=200, learning_rate=5e-4, max_num_epochs=100)
-    posterior = trainer.build_posterior()
-    return posterior.sample((num_draws,), x=torch.tensor(problem.x / scale)[None], show_progress_bars=False).numpy()
+    prior = prior_of(problem)
+    trainer = NPE(prior, density_estimator=posterior_nn("maf", embedding_net=embedding, z_score_x="none"), show_progress_bars=False)
+    proposal, posterior, scale = prior, None, None
+    for i in range(num_rounds):
+        theta = proposal.sample((num_sets,))
+        at = jnp.asarray(theta.numpy(), jnp.float32)
+        keys = random.split(random.key(seed + i), -(-num_sets // AT_ONCE))
+        x = np.concatenate([np.asarray(problem.simulate(k, at[j * AT_ONCE : (j + 1) * AT_ONCE], n)) for j, k in enumerate(keys)])
+        scale = x.std((0, 1)) if scale is None else scale
+        trainer.append_simulations(theta, torch.tensor(x / scale), proposal=None if i == 0 else proposal)
+        trainer.train(training_batch_size=200, learning_rate=5e-4, max_num_epochs=100)
+        posterior = trainer.build_posterior().set_default_x(torch.tensor(problem.x / scale)[None])
+        proposal = posterior
+    assert posterior is not None
+    return posterior.sample((num_draws,), show_progress_bars=False).numpy()
+
+
+def run_snpe(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.ndarray:
+    """NPE in three rounds."""
+    return run_npe(problem, seed, num_rows, num_draws, num_rounds=3)
+
+
+AT_ONCE = 500  # data sets
 
 
 KEPT = 0.01  # of the data sets, by ABC
@@ -132,7 +145,7 @@ def run_abc(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.nd
     wanted = jnp.sort(jnp.asarray(problem.x), axis=0)
     scale = jnp.asarray(problem.x.std(0))
     near = jax.jit(lambda x: jnp.mean(jnp.abs(jnp.sort(x, axis=1) - wanted) / scale, axis=(1, 2)))
-    found = [near(problem.simulate(random.key(seed + i), theta[i : i + 500], n)) for i in range(0, len(theta), 500)]
+    found = [near(problem.simulate(random.key(seed + i), theta[i : i + AT_ONCE], n)) for i in range(0, len(theta), AT_ONCE)]
     order = np.argsort(np.concatenate(found))[: max(20, int(KEPT * len(theta)))]
     return np.asarray(theta)[np.random.default_rng(seed).choice(order, num_draws)]
 
@@ -175,7 +188,7 @@ def run_bsl(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.nd
     return late[np.random.default_rng(seed).choice(len(late), num_draws)]
 
 
-METHODS = {"nle": run_nle, "npe": run_npe, "abc": run_abc, "bsl": run_bsl}
+METHODS = {"nle": run_nle, "npe": run_npe, "snpe": run_snpe, "abc": run_abc, "bsl": run_bsl}
 
 
 def main() -> None:

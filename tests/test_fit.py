@@ -3,6 +3,7 @@
 from dataclasses import replace
 import warnings
 
+import flax.linen as nn
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 import pytest
 
-from numpyro_sls import SLS, FromRestarts, Simulated, SLSLangevin, Training, WorthUnits
+from numpyro_sls import SLS, FromRestarts, SeparablePotential, Simulated, SLSLangevin, Training, WorthUnits
 from numpyro_sls import fit as fit_module
 from numpyro_sls.notices import warn_of_resemblance
 from tests.cases import CASES, compare, exact_samples
@@ -32,6 +33,51 @@ def test_posterior_is_within_the_bars(name, request):
     distance = compare(_posterior(fit, args), exact_samples(CASES[name], args))
     assert distance.w1.max() <= 0.15, distance
     assert 0.9 <= distance.sd_ratio.min() <= distance.sd_ratio.max() <= 1.1, distance
+
+
+class Groups(nn.Module):
+    """Of three groups of eight numbers in a row, the mean of each, by weights that they share."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x.reshape(len(x), 8, 3).swapaxes(1, 2)).reshape(len(x), -1)
+
+
+def _groups(x):
+    loc = numpyro.sample("loc", dist.Normal(0, 1).expand([3]).to_event(1))
+    numpyro.sample("x", dist.Normal(jnp.broadcast_to(loc, (8, 3)), 2.0).to_event(2), obs=x)
+
+
+def _other_groups(rng_key, theta, x):
+    order = random.permutation(rng_key, 3)
+    return theta[order], x.reshape(-1, 8, 3)[..., order].reshape(x.shape)
+
+
+def test_a_taught_embedding_and_a_symmetry_learn_a_whole_from_few_simulations():
+    """Eight numbers with sd 2 a group: N(2 mean / 3, 1/3), from three thousand data sets of 24 numbers."""
+    x = 0.5 + 2 * random.normal(random.key(5), (8, 3))
+    fit = SLS(
+        _groups,
+        units="whole",
+        target="implicit",
+        localization=None,
+        debias=None,
+        symmetry=_other_groups,
+        network=SeparablePotential(num_features=4, width=8, depth=1, embedding=Groups(), moments=True),
+        training=Training(num_simulations=3000, num_thetas=32, num_per_theta=1, num_epochs=20),
+    ).run(random.key(0), x, progress_bar=False)
+    assert sum(s.num for s in fit.simulations.values()) == 3000
+    draws = _posterior(fit, (x,))["loc"]
+    off = (draws.mean(0) - 2 * np.asarray(x).mean(0) / 3) * 3**0.5
+    assert np.abs(off).max() < 0.25, off
+    assert 0.85 < draws.std(0).min() * 3**0.5 <= draws.std(0).max() * 3**0.5 < 1.15, draws.std(0)
+
+
+def test_a_symmetry_goes_with_the_prior_only():
+    with pytest.raises(ValueError, match="localization=None"):
+        SLS(_groups, symmetry=_other_groups, target="implicit")
+    with pytest.raises(ValueError, match="target='implicit'"):
+        SLS(_groups, symmetry=_other_groups, localization=None)
 
 
 def test_score_of_a_unit_is_the_exact_one(location_fit):

@@ -49,6 +49,20 @@ def test_epidemic_is_one_whole():
     assert np.max(np.abs(a - b) / np.sqrt(var_a + var_b + 1e-12)) < 5
 
 
+def test_other_floors_move_rates_and_columns_together():
+    rates = jnp.arange(7.0)
+    s = jnp.broadcast_to(rates, (2, epidemic.NUM_WEEKS, 7)).reshape(2, -1)  # every column says whose it is
+    seen = set()
+    for key in random.split(random.key(0), 5):
+        theta, turned = epidemic.other_floors(key, rates, s)
+        np.testing.assert_array_equal(turned.reshape(2, -1, 7), np.broadcast_to(theta, (2, epidemic.NUM_WEEKS, 7)))
+        assert theta[0] == 0
+        assert theta[-1] == 6
+        assert sorted(theta.tolist()) == rates.tolist()
+        seen.add(tuple(theta.tolist()))
+    assert len(seen) > 1
+
+
 def test_infections_have_the_density_that_they_are_drawn_from():
     """Both Bartlett identities of the score of the rates, on simulated courses."""
     key_start, key_leaves, key_ill = random.split(random.key(0), 3)

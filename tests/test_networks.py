@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numpyro_sls import Ensemble, MLPScore, SeparablePotential
-from numpyro_sls.inputs import make_standardizer
+from numpyro_sls.inputs import NUM_VIEWS, embedded_standardizer, make_standardizer
 
 THETA, X = jnp.array([0.3, -0.5, 1.0]), random.normal(random.key(1), (5, 2))
 
@@ -21,8 +21,9 @@ NETWORKS = [
     MLPScore(width=8, depth=2, separate=True),
     Ensemble(SeparablePotential(num_features=6, width=8), num_members=2),
     SeparablePotential(num_features=6, width=8, embedding=nn.Dense(3)),
+    SeparablePotential(num_features=6, width=8, embedding=nn.Dense(3), moments=True),
 ]
-NAMES = ["separable", "mlp", "mlp a coordinate", "ensemble", "embedded"]
+NAMES = ["separable", "mlp", "mlp a coordinate", "ensemble", "embedded", "taught"]
 INPUTS = make_standardizer(X)(X)
 
 
@@ -62,6 +63,36 @@ def test_an_embedding_must_give_a_row_a_unit():
         SeparablePotential(embedding=Flat()).init(random.key(0), 3, INPUTS.shape[1])
 
 
+def test_moments_are_taught_to_an_embedding_only():
+    with pytest.raises(ValueError, match="embedding="):
+        SeparablePotential(moments=True)
+
+
+def test_moments_are_least_where_they_are_those_of_theta_given_x():
+    """x = theta + noise, one parameter: E[theta | x] = x / 2 and E[theta^2 | x] = 1 / 2 + x^2 / 4."""
+
+    class Powers(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jnp.concatenate([x, x**2], axis=1)
+
+    network = SeparablePotential(embedding=Powers(), moments=True)
+    weights = network.init(random.key(0), 1, NUM_VIEWS)
+    theta, noise = random.normal(random.key(1), (2, 4000))
+    x = (theta + noise)[:, None] * jnp.ones(NUM_VIEWS)
+
+    def loss(kernel, bias):
+        own = {**weights, "moments": {"params": {"kernel": kernel, "bias": bias}}}
+        return jnp.mean(jax.vmap(lambda t, q: network.moment_loss(own, t[None], q[None])[0])(theta, x))
+
+    true = jnp.array([[0.5, 0.0], [0.0, 0.25 / 2**0.5]]), jnp.array([0.0, -0.5 / 2**0.5])
+    least = loss(*true)
+    for key in random.split(random.key(2), 4):
+        key_kernel, key_bias = random.split(key)
+        off = 0.3 * random.normal(key_kernel, (2, 2)), 0.3 * random.normal(key_bias, (2,))
+        assert least < loss(true[0] + off[0], true[1] + off[1])
+
+
 def test_features_span_what_the_network_makes_of_x():
     network = SeparablePotential(num_features=6, width=8)
     weights = network.init(random.key(0), 3, 8)
@@ -86,3 +117,11 @@ def test_standardization_survives_heavy_tails_and_constants():
     assert z.shape == (4000, 12)
     assert jnp.abs(z).max() <= 30, "a Cauchy outlier does not blow up the inputs"
     np.testing.assert_allclose(z[:, 2::3], 0.0)
+
+
+def test_alike_counts_are_standardized_alike_for_an_embedding():
+    """Two columns of the same counts, a few units apart: their quartiles may differ by a step of the lattice, and these may not."""
+    x = random.bernoulli(random.key(0), 0.1, (4000, 60, 2)).mean(1)
+    found = embedded_standardizer(x)
+    np.testing.assert_allclose(found.scale[0], found.scale[1], rtol=0.05)
+    np.testing.assert_allclose(found.centre[0], found.centre[1], atol=5 * 0.039 / 4000**0.5 * 2**0.5)
