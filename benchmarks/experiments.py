@@ -34,7 +34,8 @@ def run_queue(found: argparse.Namespace) -> None:
             fit, cost = fitted(queue.model, random.key(0), x, **settings)
             draws, outside = sampled(fit, x)
             ours = np.stack([draws[k] for k in SITES], axis=1)
-            save("queue", seed=i, variant=name, **covered(ours, truth), **distances(ours, exact), outside=outside, **cost)
+            known = {f"exact {k}": v for k, v in covered(exact, truth).items()}
+            save("queue", seed=i, variant=name, **covered(ours, truth), **known, **distances(ours, exact), outside=outside, **cost)
 
 
 def run_monotone(found: argparse.Namespace) -> None:
