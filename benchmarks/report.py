@@ -230,15 +230,15 @@ def growth_table() -> str:
     return "\n\n".join([table(head, lines), made(list(found.values()))])
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "queue": queue_table,
-    "monotone": monotone_table,
-    "marginals": marginals_table,
-    "epidemic 5": epidemic_table(5),
-    "epidemic 10": epidemic_table(10),
-    "mrna": mrna_table,
-    "sbibm": sbibm_table,
-    "growth": growth_table,
+TABLES: dict[str, tuple[Callable[[], str], Callable[[], list]]] = {  # and the rows without which there is none
+    "queue": (queue_table, lambda: rows("queue")),
+    "monotone": (monotone_table, lambda: rows("monotone")),
+    "marginals": (marginals_table, lambda: rows("gnk") + rows("drift_diffusion")),
+    "epidemic 5": (epidemic_table(5), lambda: [r for r in rows("epidemic") if r["floors"] == 5]),
+    "epidemic 10": (epidemic_table(10), lambda: [r for r in rows("epidemic") if r["floors"] == 10]),
+    "mrna": (mrna_table, lambda: rows("mrna")),
+    "sbibm": (sbibm_table, lambda: rows("sbibm")),
+    "growth": (growth_table, lambda: rows("growth")),
 }
 
 
@@ -247,14 +247,58 @@ def rendered(page: str) -> str:
 
     def block(found: re.Match) -> str:
         name = found[1]
-        return f"<!-- begin {name} -->\n{TABLES[name]()}\n<!-- end {name} -->"
+        table, needed = TABLES[name]
+        return f"<!-- begin {name} -->\n{table() if needed() else 'Not run at size yet.'}\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin (.+?) -->.*?<!-- end \1 -->", block, page, flags=re.DOTALL)
 
 
+def draw_widths() -> None:
+    """The hospital's intervals: ours, the reference's, the paper's."""
+    import matplotlib.pyplot as plt
+
+    found = [r for key, r in latest("epidemic", "seed", "floors").items() if key[1] == 5]
+    reference = [r for key, r in latest("hospital", "seed", "floors").items() if key[1] == 5]
+    if not found or not reference:
+        return
+    parts = {"ours": np.mean([r["width"] for r in found], axis=0), "reference": np.mean([r["width"] for r in reference], axis=0)}
+    parts["the paper's"] = np.array(EPIDEMIC[5].width)
+    figure, axis = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    at = np.arange(7)
+    for i, (name, widths) in enumerate(parts.items()):
+        axis.bar(at + 0.27 * (i - 1), widths, 0.25, label=name)
+    axis.set_xticks(at, ["everywhere", *(f"floor {j + 1}" for j in range(5)), "room"])
+    axis.set(ylabel="width of 95 % interval")
+    axis.legend(frameon=False)
+    figure.savefig(PICTURES / "hospital_widths.png", dpi=110)
+
+
+def draw_growth() -> None:
+    """Seconds and error against rows and parameters."""
+    import matplotlib.pyplot as plt
+
+    found = latest("growth", "what", "size", "method")
+    if not found:
+        return
+    figure, panels = plt.subplots(2, 2, figsize=(8, 5), layout="constrained", sharex="col")
+    for column, what in enumerate(("rows", "parameters")):
+        for method in ("ours", "nle"):
+            some = sorted((size, r) for (w, size, m), r in found.items() if (w, m) == (what, method))
+            sizes = [size for size, _ in some]
+            panels[0, column].loglog(sizes, [r["seconds"] for _, r in some], "o-", label=method)
+            panels[1, column].loglog(sizes, [max(r["w1"]) for _, r in some], "o-", label=method)
+        panels[1, column].set(xlabel=what)
+    panels[0, 0].set(ylabel="seconds of the fit")
+    panels[1, 0].set(ylabel="largest W1, exact sds")
+    panels[0, 0].legend(frameon=False)
+    figure.savefig(PICTURES / "growth.png", dpi=110)
+
+
 def main() -> None:
-    """Write the page again."""
+    """Write the page again, and draw its figures."""
     PAGE.write_text(rendered(PAGE.read_text()))
+    draw_widths()
+    draw_growth()
 
 
 if __name__ == "__main__":

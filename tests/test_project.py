@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from benchmarks.report import PAGE, TABLES, rendered
 import numpyro_sls
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +75,13 @@ def test_data_flow_down_and_never_back_up():
     for path in paths:
         below = {m for m in _imports(path) if ORDER.index(m) >= ORDER.index(path.stem)}
         assert not below, f"{path.name} imports {below}, which stand below it"
+
+
+def test_the_tables_of_the_experiments_are_made_from_their_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = PAGE.read_text()
+    assert sum(f"<!-- begin {name} -->" in page for name in TABLES) == len(TABLES)
+    assert rendered(page) == page, "run python -m benchmarks.report"
 
 
 @pytest.mark.parametrize("name", [n for n in numpyro_sls.__all__ if n not in ("models", "plots", "SLSLangevinState")])
