@@ -37,6 +37,7 @@ class ScoreContext(NamedTuple):
 
 
 HELD_OUT_THETAS = 256
+MOST_HELD_OUT = 65_536  # units of a table, looked at every 50 steps
 START_WORK, START_MEMORY = 3e11, 10_000_000  # multiplications for the first weights at most, and numbers held at once
 NUM_TURNS = 4  # of a table by the model's symmetry, for the first weights
 MOMENT_EPOCHS = 8  # passes over a table in which an embedding is taught; more, and its moments are those of the table
@@ -280,9 +281,10 @@ class Learner:
             held_out = self.draw(rng_key, proposal, max(2, min(HELD_OUT_THETAS, num_thetas // 4)), stage)
             return held_out, held_out, None, (num_thetas - held_out.theta.shape[0]) // self.training.num_thetas
         drawn = self.draw(rng_key, proposal, num_thetas, stage)
-        cut = max(1, num_thetas // 5)
-        held_out, table = (jax.tree.map(lambda a, s=s: a[s], drawn) for s in (slice(cut), slice(cut, None)))
-        return drawn, held_out, table, self.training.num_epochs * (num_thetas - cut) // self.training.num_thetas
+        cut = max(1, min(num_thetas // 5, MOST_HELD_OUT // self.num_per_theta))
+        look = slice(max(1, FOCUS_UNITS // self.num_per_theta))
+        pilot, held_out, table = (jax.tree.map(lambda a, s=s: a[s], drawn) for s in (look, slice(cut), slice(cut, None)))
+        return pilot, held_out, table, self.training.num_epochs * (num_thetas - cut) // self.training.num_thetas
 
     def count_stream(self, stage: str, table: Batch | None, curve: LossCurve, batch_size: int) -> None:
         if table is None:
