@@ -31,6 +31,7 @@ class ScoreContext(NamedTuple):
     proposal: Proposal
     standardizer: Standardizer
     joint_weights: Float[Array, " d"]
+    joint_scale: Float[Array, " d"]  # the sds of the joint score
     focus: FocusTerms | None
     penalty: Float[Array, ""]  # lambda_1
     table: Batch | None
@@ -40,6 +41,7 @@ HELD_OUT_THETAS = 256
 MOST_HELD_OUT = 65_536  # units of a table, looked at every 50 steps
 START_WORK, START_MEMORY = 3e11, 10_000_000  # multiplications for the first weights at most, and numbers held at once
 NUM_TURNS = 4  # of a table by the model's symmetry, for the first weights
+MOST_JOINT = 6.0  # sds of a joint score that an embedding is taught
 MOMENT_EPOCHS = 8  # passes over a table in which an embedding is taught; more, and its moments are those of the table
 INFORMATION_UNITS = 4096  # simulated at most to estimate one unit's information
 
@@ -104,6 +106,20 @@ class Learner:
         weights, curve = self.train(self._moment_trainer, rng_key, weights, held_out, context, num_steps, name, patience=num_steps)
         self.count_stream(stage, context.table, curve, self.training.num_thetas * self.num_simulated_per_theta)
         return weights
+
+    @property
+    def taught_joint(self) -> bool:
+        """Whether an embedding is taught the mean of the joint score too: what a nuisance was says more of theta than theta does."""
+        return self.target != "implicit" and bool(np.any(self.joint_valid))
+
+    def moment_targets(self, theta: Float[Array, " d"], joint_score: Float[Array, "m d"], context: ScoreContext) -> Float[Array, "m k"]:
+        """eta, its square and the joint score, each with mean zero and sd one without x."""
+        eta = context.proposal.whiten(theta)
+        parts = [jnp.broadcast_to(a, joint_score.shape) for a in (eta, (eta**2 - 1) / np.sqrt(2))]
+        if self.taught_joint:
+            t = context.proposal.score_in_eta(theta, joint_score) / context.joint_scale
+            parts.append(jnp.where(np.sort(self.joint_valid), jnp.clip(t, -MOST_JOINT, MOST_JOINT), 0.0))
+        return jnp.concatenate(parts, axis=1)
 
     def start(self, weights: Any, context: ScoreContext, table: Batch) -> Any:
         """First weights solved for on the table, where the network has such."""
@@ -233,13 +249,15 @@ class Learner:
             network = self.learned.network
             embedded = getattr(getattr(network, "network", network), "embedding", None) is not None  # also of an ensemble's members
             standardizer = embedded_standardizer(x) if embedded else make_standardizer(x, np.asarray(self.simulator.units.covariates))
-            weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1])
+            num_moments = (2 + self.taught_joint) * proposal.dim
+            weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1], num_moments)
             low, high = self.simulator.units.parameters.box
             if proposal.low is None and np.isfinite(low).any():
                 layout = make_layout(pilot.theta, proposal.mean, proposal.factor, low, high)
                 weights = self.learned.network.with_layout(weights, layout)
             share = joint_weights(self.target, self.joint_valid, t)
-            return ScoreContext(proposal, standardizer, share, None, jnp.zeros(()), None), weights
+            scale = jnp.where(t.std(0) > 0, t.std(0), 1.0)
+            return ScoreContext(proposal, standardizer, share, scale, None, jnp.zeros(()), None), weights
 
         return prepare
 
@@ -373,11 +391,11 @@ class Learner:
     @cached_property
     def _moment_trainer(self) -> Trainer:
         def loss_fn(weights: Any, batch: Batch, context: ScoreContext) -> Array:
-            def at(theta, x, weight):
-                eta, z = context.proposal.whiten(theta), context.standardizer(x)
-                return sum(jnp.mean(weight * network.moment_loss(own, eta, z)) for network, own in self.learned.network.each(weights))
+            def at(theta, x, joint_score, weight):
+                targets, z = self.moment_targets(theta, joint_score, context), context.standardizer(x)
+                return sum(jnp.mean(weight * network.moment_loss(own, targets, z)) for network, own in self.learned.network.each(weights))
 
-            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.weight))
+            return jnp.mean(jax.vmap(at)(batch.theta, batch.x, batch.joint_score, batch.weight))
 
         return make_trainer(loss_fn, lambda key, context: self.next_batch(key, context.proposal, context.table, context.focus))
 

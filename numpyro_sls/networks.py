@@ -41,7 +41,7 @@ class Network:
 
     has_potential: bool
 
-    def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
+    def init(self, rng_key: Array, dim: int, num_inputs: int, num_moments: int | None = None) -> Weights:
         raise NotImplementedError
 
     def score(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, "m d"]:
@@ -80,8 +80,8 @@ class Network:
 
     moments: bool = False  # whether something is to be taught before the score
 
-    def moment_loss(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
-        """How far the embedding is from the moments of theta given x; its minimum over all functions is those."""
+    def moment_loss(self, weights: Weights, targets: Float[Array, "m k"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
+        """How far the embedding is from these numbers; its minimum over all functions of x is their means given x."""
         raise NotImplementedError
 
     def each(self, weights: Weights) -> list[tuple["Network", Weights]]:
@@ -115,8 +115,9 @@ class SeparablePotential(Network):
     :param depth: hidden layers of each of the two networks.
     :param embedding: a flax module that turns the standardized numbers of m units, (m, p), into (m, r) features before c
         sees them: a convolution for a series, an image network. It reshapes as it needs.
-    :param moments: teach the embedding first what E[theta | x] and E[theta^2 | x] are, by regression, and let c see these 2 d numbers
-        only: for many numbers and few simulations. A score's noise is that of its targets; a mean's is much less.
+    :param moments: teach the embedding first what E[theta | x] and E[theta^2 | x] are, by regression, and, unless the target is "implicit", the
+        mean given x of the joint score; and let c see these 2 d or 3 d numbers only. For many numbers and few simulations: a score's
+        noise is that of its targets; a mean's is much less.
 
     **Example:**
 
@@ -149,11 +150,12 @@ class SeparablePotential(Network):
         # Smooth on purpose: the Laplacian of a kinked activation trains wrongly in silence.
         return MLP(self.num_features, self.width, self.depth, nn.tanh)
 
-    def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
+    def init(self, rng_key: Array, dim: int, num_inputs: int, num_moments: int | None = None) -> Weights:
         key_c, key_phi, key_skip, key_embed = jax.random.split(rng_key, 4)
         weights, embedded = _init_embedding(self.embedding, key_embed, num_inputs)
         if self.moments:
-            weights["moments"], embedded = nn.Dense(2 * dim).init(key_embed, jnp.zeros(embedded)), 2 * dim
+            num = num_moments or 2 * dim
+            weights["moments"], embedded = nn.Dense(num).init(key_embed, jnp.zeros(embedded)), num
         return {
             **weights,
             "c": self._summary(dim).init(key_c, jnp.zeros(embedded)),
@@ -168,12 +170,11 @@ class SeparablePotential(Network):
     def solvable(self) -> "SeparablePotential":
         return self
 
-    def moment_loss(self, weights: Weights, theta: Float[Array, " d"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
-        targets = jnp.concatenate([theta, (theta**2 - 1) / np.sqrt(2)])
+    def moment_loss(self, weights: Weights, targets: Float[Array, "m k"], x: Float[Array, "m q"]) -> Float[Array, " m"]:
         return jnp.mean((self._moments(weights, x) - targets) ** 2, axis=1)
 
     def _moments(self, weights: Weights, x: Float[Array, "m q"]) -> Float[Array, "m k"]:
-        """Of theta given x, where each is standard normal without x."""
+        """Of the targets, given x."""
         return jnp.asarray(
             nn.Dense(weights["moments"]["params"]["bias"].shape[0]).apply(weights["moments"], _embed(self.embedding, weights, x))
         )
@@ -294,7 +295,7 @@ class MLPScore(Network):
     def _mlp(self, dim: int) -> MLP:
         return MLP(1 if self.separate else dim, self.width, self.depth, nn.elu)
 
-    def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
+    def init(self, rng_key: Array, dim: int, num_inputs: int, num_moments: int | None = None) -> Weights:
         key_mlp, key_embed = jax.random.split(rng_key)
         weights, embedded = _init_embedding(self.embedding, key_embed, num_inputs)
         start = jnp.zeros(dim + embedded)
@@ -348,8 +349,8 @@ class Ensemble(Network):
     def moments(self) -> bool:  # type: ignore[override]
         return self.network.moments
 
-    def init(self, rng_key: Array, dim: int, num_inputs: int) -> Weights:
-        return [self.network.init(key, dim, num_inputs) for key in jax.random.split(rng_key, self.num_members)]
+    def init(self, rng_key: Array, dim: int, num_inputs: int, num_moments: int | None = None) -> Weights:
+        return [self.network.init(key, dim, num_inputs, num_moments) for key in jax.random.split(rng_key, self.num_members)]
 
     def each(self, weights: Weights) -> list[tuple[Network, Weights]]:
         return [(self.network, w) for w in weights]
