@@ -18,7 +18,8 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
-from benchmarks.common import distances, fitted, options, rows, sampled, save
+from benchmarks.common import distances, fitted, options, sampled, save
+from benchmarks.report import growth_table
 from benchmarks.rivals import METHODS, make_problem
 
 ROWS = (100, 1000, 10_000, 100_000, 1_000_000)  # with 4 parameters
@@ -100,32 +101,12 @@ def run(found: argparse.Namespace) -> None:
                 save("growth", what=what, size=size, num=num, dim=d, method=method, **figures)
 
 
-def table() -> str:
-    """Largest W1 of a marginal and seconds, ours and NLE's."""
-    latest = {(r["what"], r["size"], r["method"]): r for r in rows("growth")}
-    lines = [
-        "| rows | parameters | ours: W1 | units simulated | fit, s | sampling, s | NLE: W1 | units | s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for what, size in sorted({key[:2] for key in latest}, key=lambda k: (k[0] != "rows", k[1])):
-        ours, nle = latest.get((what, size, "ours")), latest.get((what, size, "nle"))
-        either = ours or nle
-        assert either is not None
-        cells = [str(either["num"]), str(either["dim"])]
-        cells += (
-            [f"{max(ours['w1']):.2f}", f"{ours['units']:.1e}", f"{ours['seconds']:.0f}", f"{ours['sampling']:.0f}"] if ours else [""] * 4
-        )
-        cells += [f"{max(nle['w1']):.2f}", f"{nle['units']:.1e}", f"{nle['seconds']:.0f}"] if nle else [""] * 3
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Run what was asked for, then print the table."""
     found = options(__doc__, 1, 1, tasks=["rows", "parameters"], methods=["ours"], simulations=200_000, sizes=[0])
     found.sizes = [s for s in found.sizes if s]
     run(found)
-    print(table())
+    print(growth_table())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-__all__ = ["EPIDEMIC", "MONOTONE", "MRNA", "QUEUE", "Reported"]
+__all__ = ["EPIDEMIC", "MONOTONE", "MRNA", "QUEUE", "SBIBM", "Reported"]
 
 
 class Reported(NamedTuple):
@@ -56,4 +56,14 @@ MRNA = {  # "Ours", 100 data sets, by combination as `models.mrna.identified` na
     "log_tau_gamma": (0.039, 0.220, 0.97),
     "log_tau_k": (0.039, 0.223, 0.96),
     "log_tau_t0": (0.041, 0.200, 0.96),
+}
+
+SBIBM = {  # C2ST at 10^4 simulations, means over ten observations (Lueckmann et al., 2021): NLE, NPE, SNLE, SNPE
+    "gaussian_linear": (0.555, 0.552, 0.548, 0.544),
+    "gaussian_linear_uniform": (0.548, 0.553, 0.552, 0.527),
+    "bernoulli_glm": (0.605, 0.678, 0.553, 0.614),
+    "sir": (0.748, 0.680, 0.745, 0.561),
+    "lotka_volterra": (0.956, 0.997, 0.738, 0.953),
+    "slcp": (0.771, 0.901, 0.713, 0.845),
+    "two_moons": (0.713, 0.606, 0.571, 0.554),
 }

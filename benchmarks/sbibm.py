@@ -5,7 +5,6 @@ python -m benchmarks.sbibm [--full] [--tasks sir slcp] [--ways "black box" trace
 As a black box nothing is used but simulations; traced, the joint score and the derivative of the simulator are.
 """
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import distances, fitted, options, rows, sampled, save
+from benchmarks.common import distances, fitted, options, sampled, save
+from benchmarks.report import sbibm_table
 from benchmarks.sbibm_tasks import TASKS
 from numpyro_sls import Localization, Training, WorthUnits
 from numpyro_sls.metrics import c2st
@@ -29,7 +29,6 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "traced": {},
 }
 SPENT = {"rounds": 0, "search": 5000, None: 2500}  # by localization, at most
-PUBLISHED = ("NLE", "NPE", "SNLE", "SNPE")
 
 
 def settings_of(way: str, task: str) -> dict[str, Any]:
@@ -61,36 +60,15 @@ def run(name: str, way: str, observation: int, data: Path) -> None:
     )
 
 
-def published(data: Path) -> dict[tuple[str, str], float]:
-    """C2ST of the algorithms that the benchmark's authors ran, by task and algorithm."""
-    with (data / "sbibm/baseline_c2st.csv").open() as file:
-        found = [r for r in csv.DictReader(file) if int(r["num_simulations"]) == BUDGET and r["algorithm"] in PUBLISHED]
-    return {(r["task"], r["algorithm"]): float(r["C2ST_mean"]) for r in found}
-
-
-def table(data: Path) -> str:
-    """Means over observations, with standard errors, next to the published ones."""
-    theirs, latest = published(data), {(r["problem"], r["way"], r["observation"]): r for r in rows("sbibm")}
-    lines = ["| task | ours, black box | ours, traced | " + " | ".join(PUBLISHED) + " |", "|---|" + "---|" * (2 + len(PUBLISHED))]
-    for name in TASKS(data):
-        cells = []
-        for way in WAYS:
-            found = np.array([r["c2st"] for key, r in latest.items() if key[:2] == (name, way)])
-            error = f" ({found.std(ddof=1) / np.sqrt(len(found)):.3f})" if len(found) > 1 else ""
-            cells.append(f"{found.mean():.3f}{error}" if len(found) else "")
-        lines.append("| " + " | ".join([name, *cells, *(f"{theirs[name, a]:.3f}" for a in PUBLISHED)]) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Run what was asked for, and print the table of all rows so far."""
+    """Run what was asked for, then print the table of all rows so far."""
     names = ["gaussian_linear", "gaussian_linear_uniform", "bernoulli_glm", "slcp", "two_moons", "sir", "lotka_volterra"]
     found = options(__doc__, 5, 1, tasks=names, ways=list(WAYS))
     for name in found.tasks:
         for way in found.ways:
             for observation in range(found.first, min(found.first + found.repetitions, 5)):
                 run(name, way, observation, found.data)
-    print(table(found.data))
+    print(sbibm_table())
 
 
 if __name__ == "__main__":
