@@ -40,6 +40,8 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def made(found: Sequence[dict]) -> str:
     """Where rows were made, for the line below a table."""
+    if not found:
+        return "No rows yet."
     commits = ", ".join(dict.fromkeys(r["made"]["commit"] for r in found))
     machine, peak = found[-1]["made"]["machine"], max(r["made"]["peak megabytes"] for r in found)
     return f"{len(found)} rows, commits {commits}; {machine}; at most {peak / 1e3:.1f} GB in one process."
@@ -53,6 +55,8 @@ def stages(found: Sequence[dict]) -> str:
 
 def spent(found: Sequence[dict]) -> str:
     """What fits cost, for the line below a table."""
+    if not found:
+        return ""
     units, sets, seconds = (np.mean([r[k] for r in found]) for k in ("units", "data sets", "seconds"))
     return f"A fit took {units:.3g} simulated units ({sets:.3g} data sets) and {seconds:.0f} s with what it compiles ({stages(found)})."
 
