@@ -128,7 +128,8 @@ class Learner:
             return weights
         if self.symmetry is not None:
             copies = [self._turned(jax.random.key(i), table) for i in range(NUM_TURNS)]
-            table = jax.tree.map(lambda *a: jnp.concatenate(a), *copies)
+            # The copies of a row side by side: they belong to one fold.
+            table = jax.tree.map(lambda *a: jnp.stack(a, axis=1).reshape(-1, *a[0].shape[1:]), *copies)
         batch = table if context.focus is None else table._replace(weight=table.weight * context.focus.weight(table.x))
         own = weights[0] if isinstance(weights, list) else weights
         f, groups = network.groups(own, context.standardizer(table.x[0]), d)
@@ -249,8 +250,8 @@ class Learner:
             network = self.learned.network
             embedded = getattr(getattr(network, "network", network), "embedding", None) is not None  # also of an ensemble's members
             standardizer = embedded_standardizer(x) if embedded else make_standardizer(x, np.asarray(self.simulator.units.covariates))
-            num_moments = (2 + self.taught_joint) * proposal.dim
-            weights = self.learned.network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1], num_moments)
+            num_moments = ((2 + self.taught_joint) * proposal.dim,) if network.moments else ()
+            weights = network.init(rng_key, proposal.dim, standardizer(x[:1]).shape[-1], *num_moments)
             low, high = self.simulator.units.parameters.box
             if proposal.low is None and np.isfinite(low).any():
                 layout = make_layout(pilot.theta, proposal.mean, proposal.factor, low, high)
