@@ -4,7 +4,8 @@
 
 The file has a header, a column of times and a column of log fluorescence for every cell, 180 of them from 10 minutes to 30 hours; the
 cells of Froehlich et al. (2018) are at Zenodo, 10.5281/zenodo.1228898. Without a file forty cells are simulated. The rates at which
-mRNA and protein are lost, delta and gamma, nearly exchange roles in what is seen; where localization finds both ways, it says so.
+mRNA and protein are lost, delta and gamma, nearly exchange roles in what is seen; where localization finds both ways, it says so. On the real
+cells the fit warns that it is not to be trusted (docs/experiments.md): take its posterior for a start, not for a result.
 """
 
 import argparse

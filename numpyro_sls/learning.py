@@ -290,6 +290,11 @@ class Learner:
         if self.symmetry is None:
             return batch
         theta, x = jax.vmap(self.symmetry)(jax.random.split(jax.random.fold_in(rng_key, 1), len(batch.theta)), batch.theta, batch.x)
+        if theta.shape != batch.theta.shape or x.shape != batch.x.shape:
+            raise ValueError(
+                f"symmetry= turned theta of shape {batch.theta.shape[1:]} and units of shape {batch.x.shape[1:]} into {theta.shape[1:]} and "
+                f"{x.shape[1:]}; it must return another pair (theta, x) of the same shapes."
+            )
         return batch._replace(theta=theta, x=x)
 
     def source(self, rng_key: Array, proposal: Proposal, num_simulations: int, stage: str) -> tuple[Batch, Batch, Batch | None, int]:
