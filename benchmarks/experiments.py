@@ -31,6 +31,8 @@ def run_queue(found: argparse.Namespace) -> None:
         for name, settings in {"single": queue.SETTINGS, "n-model, weight on theta1": queue.WHOLE}.items():
             if name not in found.variants:
                 continue
+            if found.simulations:
+                settings, name = {**settings, "training": Training(num_simulations=found.simulations)}, f"{name}, {found.simulations:.0e}"
             fit, cost = fitted(queue.model, random.key(0), x, **settings)
             draws, outside = sampled(fit, x)
             ours = np.stack([draws[k] for k in SITES], axis=1)

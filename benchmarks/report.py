@@ -70,25 +70,48 @@ def triples(found: Sequence[dict], name: str) -> list[str]:
         ", ".join(mean_of(found, "error")),
         ", ".join(mean_of(found, "width")),
         ", ".join(f"{c:.2f}" for c in covered.mean(0)),
+        f"{np.mean([r['units'] for r in found]):.1e}",
+        f"{np.mean([r['seconds'] for r in found]):.0f}",
     ]
 
 
 def queue_table() -> str:
     """Ours, the exact posterior, the paper's and the rivals'."""
     found = [r for (_, variant), r in latest("queue", "seed", "variant").items() if variant == "single"]
-    lines = [triples(found, "ours")]
+    capped: dict[str, list[dict]] = {}
+    for (_, variant), r in latest("queue", "seed", "variant").items():
+        if variant.startswith("single, "):
+            capped.setdefault(variant.removeprefix("single, "), []).append(r)
+    lines = [triples(found, "ours"), *(triples(rows_, f"ours, {budget} rows for learning") for budget, rows_ in capped.items())]
     exact = [r for r in found if "exact width" in r]
     if exact:
         lines.append(
-            ["the exact posterior", str(len(exact)), ", ".join(mean_of(exact, "exact error")), ", ".join(mean_of(exact, "exact width")), ""]
+            [
+                "the exact posterior",
+                str(len(exact)),
+                ", ".join(mean_of(exact, "exact error")),
+                ", ".join(mean_of(exact, "exact width")),
+                "",
+                "",
+                "",
+            ]
         )
-    for (method, units), rivals in _rivals("queue").items():
-        lines.append(triples(rivals, f"{method} here, {units:.0e} rows"))
+    for (method, _), rivals in _rivals("queue").items():
+        lines.append(triples(rivals, f"{method} here"))
     for name, r in QUEUE.items():
         parts = (", ".join(f"{v:.3f}" for v in values) for values in (r.error, r.width, r.covered))
-        lines.append([f"the paper's {name}", "100", *parts])
-    head = ["", "data sets", "error of theta1, theta2, theta3", "width of the 95 % intervals", "covered"]
-    return "\n\n".join([table(head, lines), f"{spent(found)} {made(found)}{_rival_seconds('queue')}"])
+        lines.append([f"the paper's {name}", "100", *parts, "", ""])
+    head = [
+        "",
+        "data sets",
+        "error of theta1, theta2, theta3",
+        "width of the 95 % intervals",
+        "covered",
+        "rows simulated",
+        "s, fit and draws",
+    ]
+    rivals = [r for part in _rivals("queue").values() for r in part]
+    return "\n\n".join([table(head, lines), f"{spent(found)} {made(found)} The rivals: {made(rivals)}"])
 
 
 def _rivals(problem: str) -> dict[tuple[str, int], list[dict]]:

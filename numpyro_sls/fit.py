@@ -15,7 +15,7 @@ from numpyro_sls.conditioning import Conditioner
 from numpyro_sls.debias import Debias, MeanNetwork
 from numpyro_sls.fitted import SLSFit
 from numpyro_sls.focus import Focus
-from numpyro_sls.joint import JointValidity, joint_validity
+from numpyro_sls.joint import JointValidity, joint_validity, with_steady
 from numpyro_sls.learning import Learner, curvature_training
 from numpyro_sls.localization import Localization, Localized, Resemblance, localize
 from numpyro_sls.means import MeanLearner
@@ -171,8 +171,14 @@ class SLS:
         clock.mark("localization")
         first = first_proposal(prior, localized)
         total = self.training.num_simulations
-        joint = joint_validity(next(keys), simulator, first.sample(next(keys), 128), None if total is None else int(TEST_SHARE * total))
+        key_joint, key_thetas = next(keys), next(keys)
+        thetas, most = first.sample(key_thetas, 128), None if total is None else int(TEST_SHARE * total)
+        joint = joint_validity(key_joint, simulator, thetas, most)
         warn_of_joint(joint, units.parameters.labels, self.target)
+        if self.target != "implicit":
+            joint = with_steady(jax.random.fold_in(key_joint, 1), simulator, thetas, joint, most)
+        units = replace(units, carriers=joint.carried, steady=joint.steady)
+        simulator = Simulator(units, simulator.spent)
 
         conditioner = Conditioner(self._learner(simulator, joint, observed, show))
         learner, means = conditioner.learner, MeanLearner(conditioner.learner)
@@ -217,6 +223,7 @@ class SLS:
 
     def learner_of(self, units: Units, smoothing: Smoothing | None, joint: JointValidity, spent: Mapping[str, Simulations]) -> Learner:
         """The functions of a fit on these units, as a saved one needs them again."""
+        units = replace(units, carriers=joint.carried, steady=joint.steady)
         return self._learner(Simulator(units, dict(spent)), joint, smoothed(units.observed(), smoothing, units), False)
 
     def _learner(self, simulator: Simulator, joint: JointValidity, observed, show: bool) -> Learner:

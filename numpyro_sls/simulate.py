@@ -8,6 +8,7 @@ from jax import Array
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
+from numpyro_sls.carried import steadied
 from numpyro_sls.units import Units
 
 __all__ = ["Batch", "Simulations", "Simulator"]
@@ -59,7 +60,11 @@ class Simulator:
         ok = jnp.all(jnp.isfinite(simulated.x), -1)
         if self.units.density != "none":  # else it is zero, and XLA would take half a minute to fold that away
             ok &= jnp.all(jnp.isfinite(simulated.joint_score), -1)
+        if simulated.difference is not None:
+            ok &= jnp.all(jnp.isfinite(simulated.difference), -1)
         x, joint_score = (jnp.where(ok[..., None], a, 0.0) for a in simulated[:2])
+        if simulated.difference is not None:
+            joint_score = steadied(joint_score, simulated.difference, ok)
         probe = jax.random.rademacher(jax.random.fold_in(keys[0], 1), theta.shape, theta.dtype)
         return Batch(theta, x, joint_score, jnp.where(ok, simulated.weight, 0.0).astype(x.dtype), ok, probe)
 

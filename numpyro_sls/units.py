@@ -1,5 +1,6 @@
 """What one term of the additive score is: a row of the unit plate with its covariates, or the whole data set."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,12 +13,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from numpyro_sls.carried import is_carried, residual, value_at
 from numpyro_sls.model import ModelRun, Sampler, TracedModel, pruned
 from numpyro_sls.parameters import Parameters, make_parameters
 
 __all__ = ["CovariateLayout", "SimulatedUnits", "Units", "make_units", "transitions"]
 
-MAX_SURPRISE = 0.1  # in log density, over a step of a fiftieth of a proposal sd
+MAX_SURPRISE = 0.1  # in log density, or as a share of its change, over a step of a fiftieth of a proposal sd
 STRETCH = 2.0  # of the nuisances of units that are spread out
 MAX_LEVELS = 20  # an integer covariate with at most so many values is also shown to the network one-hot
 
@@ -27,6 +29,7 @@ class SimulatedUnits(NamedTuple):
 
     x: Float[Array, "m p"]
     joint_score: Float[Array, "m d"]
+    difference: Float[Array, "m q"] | None  # by which that changes, in the steady coordinates, if nuisances are carried along
     weight: Float[Array, " m"]  # by which an average over them is one over the model; 1 unless they were spread out
 
 
@@ -47,6 +50,8 @@ class Units:
     layout: CovariateLayout
     noise_sd: Float[Array, " o"] | None = None  # of the smoothing of the observed columns
     density: str = "traced"  # how the joint density is differentiated: as "traced", "pruned" of what it does not need, or "none"
+    carriers: tuple[str, ...] = ()  # nuisances that the parameters can carry along, for a second joint score
+    steady: tuple[int, ...] = ()  # coordinates in which the difference of the two is wanted
 
     @property
     def num_units(self) -> int:
@@ -86,18 +91,24 @@ class Units:
         features = self.traced.features(rng_key, index, self.parameters.unflatten(theta), sampler)
         return jnp.concatenate([self._noised(rng_key, features), self.covariates[index]], axis=-1)
 
-    def density_jumped(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"], num: int) -> Bool[Array, ""]:
-        """Whether the joint density, nuisances held, changes between two near thetas by more than its gradient says."""
-        index = jax.random.randint(rng_key, (num,), 0, self.num_units)
+    def density_jumped(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"]) -> tuple[Array, Array]:
+        """Whether the joint density of one unit, nuisances held, changes between two near thetas otherwise than its gradient says.
+
+        Twice: over the whole way, and over the sixteenth of it where that is worst, which a steep density or a kink passes and a jump does not.
+        """
+        index = jax.random.randint(rng_key, (1,), 0, self.num_units)
         values = self.traced.run(rng_key, index, self.parameters.unflatten(theta)).values
 
-        def log_density(t):
+        def log_density(t, rng_key, index, values):
             return self.traced.run(rng_key, index, self.parameters.unflatten(t), values).log_density
 
-        ends = [self._joint_score(rng_key, t, index, values) for t in (theta, other)]
-        change = log_density(other) - log_density(theta)
-        surprise = jnp.abs(change - (ends[0] + ends[1]) @ (other - theta) / 2)
-        return jnp.any(jnp.where(jnp.isfinite(surprise), surprise, 0.0) > MAX_SURPRISE)
+        density = pruned(log_density, theta, rng_key, index, values) if self.density == "pruned" else None
+
+        def along(t):
+            at = theta + t * (other - theta)
+            return (log_density(at, rng_key, index, values) if density is None else density(at))[0]
+
+        return _jumped(along)
 
     def anchors_moved(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"], num: int) -> Bool[Array, ""]:
         """Whether a support or a density-free value moves between two thetas with every nuisance held fixed."""
@@ -107,6 +118,23 @@ class Units:
         # Equal up to rounding: the two runs are compiled apart.
         moved = [_differ(a, b) for a, b in zip(run.anchors, again.anchors, strict=True)]
         return jnp.any(jnp.array(moved)) if moved else jnp.array(False)
+
+    def carried_moved(
+        self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"]
+    ) -> tuple[Bool[Array, ""], tuple[Array, Array]]:
+        """The same with the noise of the carriers held instead, and whether an anchor moves then."""
+        index = jax.random.randint(rng_key, (1,), 0, self.num_units)
+        values = self.traced.run(rng_key, index, self.parameters.unflatten(theta)).values
+        noise = self.residuals(rng_key, theta, index, values)
+
+        def run(t):
+            at = theta + t * (other - theta)
+            run, own = self.density_of(rng_key, at, index, self.carried(rng_key, at, index, values, noise))
+            return (run.log_density - own)[0], run.anchors
+
+        anchors, again = (run(jnp.asarray(t))[1] for t in (0.0, 1.0))
+        moved = [_differ(a, b) for a, b in zip(anchors, again, strict=True)]
+        return jnp.any(jnp.array([*moved, False])), _jumped(lambda t: run(t)[0])
 
     def supports_moved(self, rng_key: Array, theta: Float[Array, " d"], other: Float[Array, " d"]) -> dict[str, Bool[Array, ""]]:
         """For every site inside the plate whether its support moves between two thetas."""
@@ -124,9 +152,9 @@ class Units:
             run, weight = self.traced.run(rng_key, index, params), jnp.ones(m)
         else:
             run, weight = self._stretched(rng_key, index, params, spread)
-        joint_score = self._joint_score(rng_key, theta, index, run.values)
+        joint_score, difference = self._joint_scores(rng_key, theta, index, run.values)
         x = jnp.concatenate([self._noised(rng_key, run.features), self.covariates[index]], axis=-1)
-        return SimulatedUnits(x, joint_score, weight)
+        return SimulatedUnits(x, joint_score, difference, weight)
 
     def _stretched(self, rng_key: Array, index: Int[Array, " m"], params: dict, spread: Float[Array, ""]) -> tuple[ModelRun, Array]:
         """A run in which some units are stretched, with p(z) / ((1 - spread) p(z) + spread p(z / 2) / 2) as the weight of each."""
@@ -155,6 +183,68 @@ class Units:
             return features
         return features + self.noise_sd * jax.random.normal(jax.random.fold_in(rng_key, 0), features.shape)
 
+    def residuals(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict) -> dict[str, Array]:
+        """The noise of the carriers; while they are not known, of all nuisances that could be."""
+        found: dict[str, Array] = {}
+
+        def look(name, fn, key):
+            if name not in values:  # of no concern to any density
+                return fn.sample(key)
+            if is_carried(fn) and (name in self.carriers or not self.carriers):
+                found[name] = residual(fn, values[name])
+            return values[name]
+
+        kept = {k: v for k, v in values.items() if k not in self.traced.nuisances}
+        self.traced.run(rng_key, index, self.parameters.unflatten(theta), kept, sampler=look)
+        return found
+
+    def carried(
+        self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict, noise: dict[str, Array]
+    ) -> dict[str, Array]:
+        """Values in which the nuisances with this noise are as theta makes them, and all others as they were."""
+        found = dict(values)
+
+        def carry(name, fn, key):
+            found[name] = value_at(fn, noise[name]) if name in noise else fn.sample(key)
+            return found[name]
+
+        held = {k: v for k, v in values.items() if k not in noise}
+        self.traced.run(rng_key, index, self.parameters.unflatten(theta), held, sampler=carry)
+        return found
+
+    def density_of(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict) -> tuple[ModelRun, Array]:
+        """A run at these values, and the log density of the nuisances that can be carried, by unit."""
+        own = [jnp.zeros(index.shape[0])]
+
+        def look(name, fn, key):
+            if name not in self.carriers:
+                return fn.sample(key)
+            own.append(self.traced.per_unit(fn.log_prob(values[name]), index.shape[0]).sum(-1))
+            return values[name]
+
+        held = {k: v for k, v in values.items() if k not in self.carriers}
+        run = self.traced.run(rng_key, index, self.parameters.unflatten(theta), held, sampler=look)
+        return run, sum(own[1:], own[0])
+
+    def _joint_scores(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict) -> tuple[Array, Array | None]:
+        """The joint score with the nuisances held, and by how much the one with their noise held differs in the steady coordinates.
+
+        Both from one pass: theta decides the density, and a second copy of it what becomes of the noise.
+        """
+        if not self.steady:
+            return self._joint_score(rng_key, theta, index, values), None
+        d, some, values = len(theta), jnp.array(self.steady), jax.lax.stop_gradient(values)
+        noise = jax.lax.stop_gradient(self.residuals(rng_key, theta, index, values))
+
+        def densities(both):
+            moved = self.carried(rng_key, theta.at[some].set(both[d:]), index, values, noise)
+            run, own = self.density_of(rng_key, both[:d], index, moved)
+            return run.log_density, own
+
+        whole, own = jax.jacfwd(densities)(jnp.concatenate([theta, theta[some]]))
+        # The noise has a density that does not depend on theta: what it adds is left out.
+        return whole[:, :d], whole[:, d:] - own[:, :d][:, some] - own[:, d:]
+
     def _joint_score(self, rng_key: Array, theta: Float[Array, " d"], index: Int[Array, " m"], values: dict) -> Float[Array, "m d"]:
         values = jax.lax.stop_gradient(values)
 
@@ -167,6 +257,33 @@ class Units:
             return jax.jacfwd(pruned(log_density, theta, rng_key, index, values))(theta)
         # Forward mode: one pass a coordinate gives every unit's gradient, and loops in the simulator do not matter.
         return jax.jacfwd(log_density)(theta, rng_key, index, values)
+
+
+NUM_HALVINGS = 4
+
+
+def _jumped(along: Callable[[Array], Array]) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
+    """Whether a function on [0, 1] changes otherwise than its derivative says: on the whole, and where that is worst."""
+
+    def at(t):
+        value, slope = jax.jvp(along, (t,), (jnp.ones(()),))
+        return jnp.stack([t, value, slope])
+
+    def surprise(a, b):
+        found = jnp.abs(b[1] - a[1] - (b[0] - a[0]) * (a[2] + b[2]) / 2)
+        return jnp.where(jnp.isfinite(found), found, 0.0)
+
+    def halve(_, ends):
+        a, b = ends
+        middle = at((a[0] + b[0]) / 2)
+        left = surprise(a, middle) > surprise(middle, b)
+        return jnp.where(left, a, middle), jnp.where(left, middle, b)
+
+    a, b = jax.lax.map(at, jnp.array([0.0, 1.0]))
+    # A density that does not jump, but is steep, is not held to more than a share of its slope.
+    size = jnp.maximum(1.0, jnp.maximum(jnp.abs(b[1] - a[1]), jnp.abs(a[2])))
+    first = surprise(a, b) > MAX_SURPRISE * size
+    return first, surprise(*jax.lax.fori_loop(0, NUM_HALVINGS, halve, (a, b))) > MAX_SURPRISE
 
 
 def _differ(a: Array, b: Array) -> Bool[Array, ""]:

@@ -19,6 +19,7 @@ ORDER = [
     "reparametrize",
     "model",
     "parameters",
+    "carried",
     "units",
     "distances",
     "descent",
