@@ -57,11 +57,12 @@ class Cell(nn.Module):
         return nn.Dense(32)(x)
 
 
-# A score of 180 numbers is learnt from what a cell says of its rates, and that is taught first.
+# A score of 180 numbers is learnt from what a cell says of its rates, and that is taught first. log_m0 has no joint score (the last
+# molecules die out at once or not at all): what its implicit target needs is many thetas, with few cells each.
 SETTINGS: dict[str, Any] = {
     "network": SeparablePotential(embedding=Cell(), moments=True),
     "focus": None,
-    "training": Training(num_simulations=4_000_000, fresh=False, num_epochs=12, learning_rate=5e-3),
+    "training": Training(num_simulations=4_000_000, fresh=False, num_epochs=12, learning_rate=5e-3, num_thetas=256, num_per_theta=4),
 }
 
 
