@@ -92,7 +92,9 @@ def run_nle(problem: Problem, seed: int, num_rows: int, num_draws: int) -> np.nd
     scale = x.std(0)
     trainer = NLE(prior_of(problem), density_estimator="maf", show_progress_bars=False)
     trainer.append_simulations(torch.tensor(np.asarray(theta)), torch.tensor(x / scale))
+    start = time.perf_counter()
     trainer.train(training_batch_size=1000, learning_rate=5e-4, max_num_epochs=30)
+    print(f"NLE trained in {time.perf_counter() - start:.0f} s; slice sampling follows", flush=True)
     settings = {"method": "slice_np_vectorized", "num_chains": 20, "warmup_steps": 100, "thin": 2, "init_strategy": "proposal"}
     posterior = trainer.build_posterior(mcmc_method=settings.pop("method"), mcmc_parameters=settings)
     return posterior.sample((num_draws,), x=torch.tensor(problem.x / scale), show_progress_bars=False).numpy()
