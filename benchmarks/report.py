@@ -108,7 +108,7 @@ def queue_table() -> str:
         "width of the 95 % intervals",
         "covered",
         "rows simulated",
-        "s, fit and draws",
+        "seconds",
     ]
     rivals = [r for part in _rivals("queue").values() for r in part]
     return "\n\n".join([table(head, lines), f"{spent(found)} {made(found)} The rivals: {made(rivals)}"])
